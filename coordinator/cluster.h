@@ -1,0 +1,25 @@
+/* Everything that must stand before the first token, from the settings: launch, transports, own worker, peers, engine. */
+#ifndef POT_COORDINATOR_CLUSTER_H
+#define POT_COORDINATOR_CLUSTER_H
+
+#include "common/settings.h"
+#include "coordinator/engine.h"
+#include "proto/bootstrap.h"
+
+typedef struct pot_cluster {
+    pot_launch launch;
+    pot_model *model;
+    pot_peers *peers;
+    pot_moe *moe;
+    pot_engine *engine;
+    pot_kv_format kv;
+    uint64_t load_us;
+    struct pot_cluster_parts *parts; /* transports, bootstrap, own worker */
+} pot_cluster;
+
+/* Rank 0: becomes coordinator and worker 0; *out is ready for pot_engine_forward.  Other ranks: serve as workers until Leave and
+ * return with out->engine NULL (the caller then exits with the returned status). */
+pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
+void pot_cluster_stop(pot_cluster *cluster);
+
+#endif

@@ -1,0 +1,33 @@
+/* A worker: joins a coordinator, loads the chunks that the map gives it, answers WORK with SUM.
+ *
+ * One owner thread.  The same code runs as worker 0 inside the coordinator (over `mem`, polled inline), as a thread in tests, and as
+ * a process under mpirun.  It never guesses and never skips: an item it does not own is listed as moved; a value
+ * that is not finite becomes an Error frame that names layer and expert.
+ */
+#ifndef POT_WORKER_WORKER_H
+#define POT_WORKER_WORKER_H
+
+#include "common/status.h"
+#include "kernels/kernels.h"
+#include "proto/transport.h"
+
+typedef struct pot_worker_options {
+    pot_transport *transport; /* borrowed */
+    uint32_t coordinator;     /* its peer number */
+    pot_compute compute;
+    const char *model;        /* NULL = the path in Welcome */
+    uint64_t timeout_us;      /* for the handshake */
+} pot_worker_options;
+
+typedef struct pot_worker pot_worker;
+/* Sends Hello.  Loading happens in poll, when Map has been committed. */
+pot_status pot_worker_create(pot_worker **out, const pot_worker_options *options, pot_err *err);
+void pot_worker_free(pot_worker *worker);
+
+/* Handles everything that has arrived, without waiting.  *done is set after Leave.  An error here ends the worker (it has told
+ * the coordinator why). */
+pot_status pot_worker_poll(pot_worker *worker, bool *done, pot_err *err);
+/* Waits and polls until Leave (OK), a stop signal (CANCELLED, after a Leave to the coordinator), or an error. */
+pot_status pot_worker_serve(pot_worker *worker, pot_err *err);
+
+#endif
