@@ -38,7 +38,7 @@ ifeq ($(OPT_$(MODE)),)
 $(error MODE=$(MODE) is unknown: release, debug, asan, ubsan, tsan, coverage)
 endif
 
-CFLAGS_ALL  := -std=gnu11 $(OPT_$(MODE)) $(WARN) $(NUMERIC) -fopenmp -pthread -MMD -MP -I. -I$(B)/gen \
+CFLAGS_ALL  := -std=gnu11 -D_GNU_SOURCE= $(OPT_$(MODE)) $(WARN) $(NUMERIC) -fopenmp -pthread -MMD -MP -I. -I$(B)/gen \
                -DPOT_VERSION='"$(VERSION)"' $(PKG_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL := $(OPT_$(MODE)) -fopenmp -pthread $(LDFLAGS)
 LIBS        := $(PKG_LIBS) -lucp -lucs $(MPI_LIBS) -lm
@@ -50,11 +50,14 @@ ARCHIVES := $(foreach l,$(filter-out cli,$(LAYERS)),$(B)/lib$(l).a)
 LINK := -Wl,--start-group $(ARCHIVES) -Wl,--end-group
 
 # One instruction set a file: the suffix gives the flags.
-$(B)/kernels/%_avx2.o: ISA := -mavx2 -mfma -mf16c
+$(B)/kernels/%_avx2.o: ISA := -O3 -mavx2 -mfma -mf16c
 $(B)/kernels/kernels_generic.o: ISA := -O3
-$(B)/proto/bootstrap_mpi.o: ISA := $(MPI_CFLAGS)
+$(B)/proto/bootstrap_mpi.o $(B)/cli/cmd_about.o: ISA := $(MPI_CFLAGS)
 
-$(B)/%.o: %.c | $(B)/gen/proto/control.pb-c.h
+# Generated headers must exist before their users compile; after that the .d files know.
+$(foreach l,proto model worker coordinator cli,$(OBJ_$(l))): | $(B)/gen/proto/control.pb-c.h
+
+$(B)/%.o: %.c
 	@mkdir -p $(@D)
 	@$(if $(filter 0,$(V)),echo "  CC   $<")
 	$(Q)$(CC) $(CFLAGS_ALL) $(ISA) -c $< -o $@

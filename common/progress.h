@@ -8,12 +8,15 @@
 
 typedef struct pot_progress {
     const char *what; /* "loading experts" */
+    const char *unit; /* "tokens"; NULL = bytes */
     uint64_t total, done, started_us, shown_us;
     bool is_terminal, quiet;
 } pot_progress;
 
 void pot_progress_begin(pot_progress *p, const char *what, uint64_t total_bytes, bool quiet);
-void pot_progress_update(pot_progress *p, uint64_t done_bytes);
+/* Counts something else than bytes: "tokens". */
+void pot_progress_begin_count(pot_progress *p, const char *what, uint64_t total, const char *unit, bool quiet);
+void pot_progress_update(pot_progress *p, uint64_t done);
 void pot_progress_end(pot_progress *p);
 
 #endif

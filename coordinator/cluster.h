@@ -20,6 +20,11 @@ typedef struct pot_cluster {
 /* Rank 0: becomes coordinator and worker 0; *out is ready for pot_engine_forward.  Other ranks: serve as workers until Leave and
  * return with out->engine NULL (the caller then exits with the returned status). */
 pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
-void pot_cluster_stop(pot_cluster *cluster);
+/* The same in this process alone, whatever the launcher says: `eval --against reference` keeps a second engine beside the cluster. */
+pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
+void pot_cluster_stop(pot_cluster *cluster); /* also an all-zero one */
+
+/* The formats that --reference, --experts-format, --dense-format and --head-format ask for. */
+pot_status pot_settings_policy(pot_format_policy *out, const pot_settings *settings, pot_err *err);
 
 #endif

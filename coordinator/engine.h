@@ -26,9 +26,12 @@ typedef struct pot_probe {
 } pot_probe;
 
 typedef struct pot_engine_stats {
-    uint64_t prefill_tokens, decode_tokens;
-    uint64_t attention_us, router_us, head_us, other_us; /* experts, wire, wait: pot_moe_stats */
+    uint64_t rows; /* that passed the trunk */
+    uint64_t attention_us, router_us, head_us, total_us; /* experts, wire, wait: pot_moe_stats */
 } pot_engine_stats;
+
+/* Rows that pass a layer together; a longer step is cut into several, with the same result. */
+enum { POT_ENGINE_MAX_ROWS = 2048 };
 
 typedef struct pot_engine_options {
     const pot_model *model; /* borrowed, as are the next two */

@@ -12,7 +12,7 @@
 
 #include "common/status.h"
 
-enum { POT_MAX_LAYERS = 256, POT_MAX_EOS = 32 };
+enum { POT_MAX_LAYERS = 256, POT_MAX_EOS = 32, POT_MAX_GROUPS = 256 };
 
 typedef struct pot_config {
     uint32_t vocab, hidden, dense_inner, moe_inner;

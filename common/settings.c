@@ -1,0 +1,107 @@
+/* The option table.  A row here is all that a new option needs besides its member in pot_settings; `make golden` then
+ * renews docs/options.md and the golden help text. */
+#include "common/settings.h"
+
+#include <stddef.h>
+
+enum {
+    GENERATE = POT_CMD_RUN | POT_CMD_CHAT,
+    ENGINE = POT_CMD_ENGINE,
+    MODEL = POT_CMD_ENGINE | POT_CMD_TOOLS, /* also what reads a model without running it */
+    EVAL = POT_CMD_EVAL,
+    ALL = POT_CMD_ALL
+};
+
+#define AT(member) offsetof(pot_settings, member)
+#define COUNT 9007199254740992.0 /* 2^53, the largest bound that a double holds exactly: no upper bound in practice */
+
+#define SWITCH(name, member, group, commands, help) \
+    {name, NULL, POT_OPTION_BOOL, AT(member), "false", "", group, commands, 0, 0, NULL, help}
+#define TEXT(name, alias, member, fallback, argument, group, commands, help) \
+    {name, alias, POT_OPTION_TEXT, AT(member), fallback, argument, group, commands, 0, 0, NULL, help}
+#define CHOICE(name, member, fallback, choices, argument, group, commands, help) \
+    {name, NULL, POT_OPTION_CHOICE, AT(member), fallback, argument, group, commands, 0, 0, choices, help}
+#define INTEGER(name, alias, member, fallback, argument, group, commands, min, max, word, help) \
+    {name, alias, POT_OPTION_INT, AT(member), fallback, argument, group, commands, min, max, word, help}
+#define NUMBER(name, member, fallback, group, commands, min, max, word, help) \
+    {name, NULL, POT_OPTION_NUMBER, AT(member), fallback, "NUMBER", group, commands, min, max, word, help}
+#define TIME(name, member, fallback, word, help) \
+    {name, NULL, POT_OPTION_TIME, AT(member), fallback, "TIME", "Cluster", ENGINE, 0, 0, word, help}
+
+static const pot_option table[] = {
+    TEXT("prompt", "p", prompt, NULL, "TEXT", "Generation", POT_CMD_RUN,
+         "The text to continue; without it standard input is read."),
+    SWITCH("chat", chat, "Generation", POT_CMD_RUN, "Apply the model's chat template to the prompt."),
+    TEXT("system", NULL, system, NULL, "TEXT", "Generation", GENERATE, "The system message that opens the conversation."),
+    TEXT("tools", NULL, tools, NULL, "FILE", "Generation", GENERATE,
+         "A JSON list of tools, as an OpenAI client sends it, that the model may call."),
+    SWITCH("think", think, "Generation", GENERATE, "Let the model reason before it answers."),
+    INTEGER("n-predict", "n", n_predict, "256", "TOKENS", "Generation", GENERATE, 0, COUNT, "unlimited",
+            "Stop after so many tokens; `unlimited` goes on until the model ends or the context is full."),
+    SWITCH("ignore-eos", ignore_eos, "Generation", GENERATE, "Go on after the model has ended its text."),
+    NUMBER("temp", temperature, "model", "Generation", GENERATE, 0, 100, "model",
+           "Temperature; 0 takes the likeliest token every time, `model` is the model's own value."),
+    NUMBER("top-p", top_p, "model", "Generation", GENERATE, 0, 1, "model",
+           "Keep the likeliest tokens that together have this probability."),
+    NUMBER("min-p", min_p, "model", "Generation", GENERATE, 0, 1, "model",
+           "Drop tokens less likely than this share of the likeliest one."),
+    INTEGER("top-k", NULL, top_k, "model", "TOKENS", "Generation", GENERATE, 0, 2147483647.0, "model",
+            "Keep only so many of the likeliest tokens; 0 keeps all."),
+    INTEGER("seed", NULL, seed, "random", "NUMBER", "Generation", GENERATE, 0, COUNT, "random",
+            "Seed of the random numbers; the same seed gives the same text on every machine."),
+    CHOICE("chat-template", chat_template, "auto", "auto|glm-5.2|glm-5.3", "NAME", "Generation", GENERATE | POT_CMD_TOOLS,
+           "The chat template to use; `auto` goes by the model's own file."),
+
+    SWITCH("reference", reference, "Model", MODEL, "Compute everything in f32, without quantization: slow, and what the rest is measured against."),
+    TEXT("experts", NULL, experts_format, "auto", "FORMAT", "Model", MODEL,
+         "Weight format of the experts, such as mxfp4 or q4g64; `auto` keeps what the files hold where that is possible."),
+    TEXT("dense", NULL, dense_format, "auto", "FORMAT", "Model", MODEL, "Weight format of the attention and other dense weights."),
+    TEXT("head", NULL, head_format, "auto", "FORMAT", "Model", MODEL, "Weight format of the output head and the embeddings."),
+    INTEGER("ctx", NULL, ctx, "8192", "TOKENS", "Model", MODEL, 1, 16777216, NULL,
+            "Room for so many tokens of prompt and answer; never more than the model allows."),
+    CHOICE("kv", kv, "bf16", "bf16|f32", "FORMAT", "Model", MODEL, "Number format of the attention cache; --reference uses f32."),
+    INTEGER("prefill-tile", NULL, prefill_tile, "64", "TOKENS", "Model", ENGINE, 1, 65536, NULL,
+            "Rows of the prompt that are computed together; it changes the speed, never the result."),
+
+    CHOICE("kernels", kernels, "auto", "auto|generic|avx2", "NAME", "Machine", ALL,
+           "The instruction set to compute with; `auto` takes the best that this machine has."),
+    INTEGER("threads", NULL, threads, "0", "THREADS", "Machine", ENGINE, 0, 4096, NULL,
+            "Compute threads of each process; 0 shares the machine's cores among its processes."),
+
+    CHOICE("map", map, "contiguous", "contiguous|round-robin|sliced|random:", "POLICY", "Cluster", ENGINE,
+           "Which worker holds which expert; random takes a seed, as in random:7."),
+    TEXT("model", NULL, model, NULL, "PATH", "Cluster", ENGINE,
+         "Where this worker finds the model, if not at the path that the coordinator names."),
+    CHOICE("transport", transport, "auto", "auto|ucx", "NAME", "Cluster", ENGINE, "How processes talk; `auto` takes UCX."),
+    TIME("spin", spin_us, "auto", "auto",
+         "Poll so long before sleeping; `auto` polls only while every process has a core of its own."),
+    TIME("heartbeat", heartbeat_us, "250ms", NULL, "Tell the other side so often that this process lives."),
+    TIME("dead-after", dead_us, "3s", NULL, "Take a process for dead after so long without a sign of life."),
+    TIME("timeout", timeout_us, "60s", NULL, "Give up on any single reply or on start-up after so long."),
+
+    TEXT("log", NULL, log, "info", "LEVELS", "Output", ALL,
+         "error, warn, info, debug or trace, then levels of parts, as in `warn,proto.ucx=debug`."),
+    TEXT("config", NULL, config, NULL, "FILE", "Output", ALL, "Read this file of options in place of ./potluck.conf."),
+    SWITCH("quiet", quiet, "Output", ALL, "Print no progress and no summary."),
+    SWITCH("json", json, "Output", ALL, "Print summaries and reports as JSON."),
+
+    TEXT("input", NULL, input, NULL, "FILE", "Evaluation", EVAL, "Safetensors file with the `input_ids` to trace."),
+    TEXT("out", NULL, out, NULL, "FILE", "Evaluation", EVAL, "Safetensors file to write the trace to."),
+    CHOICE("against", against, NULL, "reference", "WHAT", "Evaluation", EVAL,
+           "Also compare with --reference: KL divergence and how often the likeliest token agrees."),
+    INTEGER("greedy", NULL, greedy, "0", "TOKENS", "Evaluation", EVAL, 0, 1048576, NULL,
+            "Continue the traced input by so many greedy tokens."),
+    INTEGER("batch", NULL, batch, "1", "SEQUENCES", "Evaluation", EVAL, 1, 1024, NULL,
+            "Compute the input together with its rotations, so many sequences in all."),
+    INTEGER("tokens", NULL, tokens, "0", "TOKENS", "Evaluation", EVAL, 0, COUNT, NULL,
+            "Evaluate only so many tokens of the text; 0 takes all of them."),
+    INTEGER("window", NULL, window, "512", "TOKENS", "Evaluation", EVAL, 2, 16777216, NULL,
+            "Cut the text into windows of so many tokens that do not overlap."),
+    SWITCH("decode", decode, "Evaluation", POT_CMD_TOOLS, "Turn token ids into text instead of text into token ids."),
+    SWITCH("jsonl", jsonl, "Evaluation", POT_CMD_TOOLS, "Read one JSON value a line and write one a line."),
+};
+
+const pot_option *pot_settings_table(size_t *n) {
+    *n = sizeof table / sizeof table[0];
+    return table;
+}

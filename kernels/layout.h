@@ -1,0 +1,57 @@
+/* Inside kernels/ only: how a tile's stream is walked, in one place for packer, unpacker and every kernel.
+ *
+ * Kernels pass the traits as constants, so after inlining a walk is a pointer that advances and a short counter. */
+#ifndef POT_KERNELS_LAYOUT_H
+#define POT_KERNELS_LAYOUT_H
+
+#include "kernels/format.h"
+
+#define POT_INLINE static inline __attribute__((always_inline))
+
+/* Scale groups that share one line. */
+POT_INLINE uint32_t pot_layout_groups_per_line(const int kind) {
+    return kind == POT_SCALE_E8M0 ? 4 : kind == POT_SCALE_F16 ? 2 : 1;
+}
+
+static inline size_t pot_layout_scale_lines(const pot_format_traits *traits, uint32_t blocks, uint32_t phase) {
+    if (traits->scale == POT_SCALE_NONE) return 0;
+    if (traits->blocks_per_group == 0) return 1;
+    size_t groups = ((size_t)blocks + phase + traits->blocks_per_group - 1) / traits->blocks_per_group;
+    uint32_t per_line = pot_layout_groups_per_line(traits->scale);
+    return (groups + per_line - 1) / per_line;
+}
+
+/* A place in a tile, in lines from its start: `at` is the next unread one. */
+typedef struct pot_walk {
+    size_t at, scale_line;
+    uint32_t group; /* groups begun */
+    uint32_t left;  /* blocks that the current group still has */
+    uint32_t phase; /* blocks that the first group lacks */
+} pot_walk;
+
+POT_INLINE pot_walk pot_walk_begin(uint32_t phase) { return (pot_walk){.phase = phase}; }
+
+/* To be called before each block of a format with scale groups.  When a group begins here: steps over its scale line, if
+ * it has a new one, and gives the byte offset in the tile of the group's 16 scales; else false. */
+POT_INLINE bool pot_walk_group(pot_walk *walk, size_t *scales, const int kind, const uint32_t blocks_per_group) {
+    if (walk->left > 0) {
+        walk->left--;
+        return false;
+    }
+    const uint32_t per_line = pot_layout_groups_per_line(kind);
+    uint32_t place = walk->group++ % per_line;
+    if (place == 0) walk->scale_line = walk->at++;
+    *scales = walk->scale_line * POT_LINE_BYTES + place * (POT_LINE_BYTES / per_line);
+    walk->left = blocks_per_group - 1 - walk->phase;
+    walk->phase = 0;
+    return true;
+}
+
+/* Steps over the lines of a block (or the head line of a tile) and gives their byte offset in the tile. */
+POT_INLINE size_t pot_walk_lines(pot_walk *walk, const uint32_t lines) {
+    size_t offset = walk->at * POT_LINE_BYTES;
+    walk->at += lines;
+    return offset;
+}
+
+#endif

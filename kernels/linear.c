@@ -1,0 +1,116 @@
+/* Activation rows and the product y = W x over threads.
+ *
+ * Each thread takes a contiguous run of tiles, so that it reads its weights as one stream.  A parallel region costs a few
+ * microseconds; products that take about as long stay on one thread. */
+#include "kernels/linear.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "kernels/math.h"
+
+enum {
+    CODES_BYTES = POT_BLOCK,
+    SCALE_BYTES = sizeof(float),
+    VALUES_BYTES = POT_BLOCK * sizeof(float),
+    BLOCK_BYTES = CODES_BYTES + SCALE_BYTES + VALUES_BYTES,
+    ALIGN = 64,
+    MIN_PRODUCTS = 1 << 17,  /* multiplications that are worth a parallel region */
+    MIN_ELEMENTS = 1 << 15   /* the same for elements to be quantized */
+};
+
+void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot_matrix *w, const pot_act_row *x,
+                uint32_t n) {
+    const uint32_t tiles = pot_tiles(w->rows);
+    pot_matmul *matmul = compute->kernels->matmul[w->format];
+    const bool worth = (uint64_t)w->rows * w->cols * n >= MIN_PRODUCTS && tiles > 1;
+#pragma omp parallel num_threads(compute->threads) if (worth && compute->threads > 1)
+    {
+        pot_fp_strict();
+        uint64_t thread = (uint64_t)omp_get_thread_num(), threads = (uint64_t)omp_get_num_threads();
+        uint32_t begin = (uint32_t)(tiles * thread / threads), end = (uint32_t)(tiles * (thread + 1) / threads);
+        if (begin < end) matmul(y, y_stride, w, begin, end, x, n);
+    }
+}
+
+/* ---- activation rows ---- */
+
+static size_t row_bytes(uint32_t max_blocks) {
+    return ((size_t)max_blocks * BLOCK_BYTES + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+pot_status pot_acts_create(pot_acts *out, uint32_t capacity_rows, uint32_t max_cols, pot_err *err) {
+    pot_acts acts = {.capacity = capacity_rows, .max_blocks = pot_blocks(max_cols)};
+    size_t bytes;
+    if (__builtin_mul_overflow(row_bytes(acts.max_blocks), capacity_rows, &bytes))
+        return pot_fail(err, POT_NO_MEMORY, "%u activation rows of %u columns are too many", capacity_rows, max_cols);
+    acts.rows = pot_alloc_array(capacity_rows, sizeof *acts.rows);
+    acts.memory = pot_alloc_aligned(bytes);
+    if (acts.rows == NULL || acts.memory == NULL) {
+        pot_acts_free(&acts);
+        return pot_fail(err, POT_NO_MEMORY, "no memory for %u activation rows of %u columns (%zu bytes)", capacity_rows,
+                        max_cols, bytes);
+    }
+    *out = acts;
+    return POT_OK;
+}
+
+void pot_acts_free(pot_acts *acts) {
+    pot_free(acts->rows);
+    pot_free(acts->memory);
+    *acts = (pot_acts){0};
+}
+
+static bool all_finite(const float *x, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+static bool fill_row(pot_act_row *row, uint8_t *memory, const pot_kernels *kernels, const float *x, uint32_t cols,
+                     unsigned need) {
+    const uint32_t blocks = pot_blocks(cols), whole = cols / POT_BLOCK, tail = cols % POT_BLOCK;
+    bool finite = true;
+    *row = (pot_act_row){0};
+    if (need & POT_ACT_Q8) {
+        int8_t *codes = (int8_t *)memory;
+        float *scales = (float *)(void *)(memory + (size_t)blocks * CODES_BYTES);
+        float last[POT_BLOCK] = {0};
+        finite = kernels->quantize(codes, scales, x, whole);
+        if (tail != 0) {
+            memcpy(last, x + (size_t)whole * POT_BLOCK, tail * sizeof *x);
+            finite &= kernels->quantize(codes + (size_t)whole * POT_BLOCK, scales + whole, last, 1);
+        }
+        row->codes = codes;
+        row->scales = scales;
+        memory += (size_t)blocks * (CODES_BYTES + SCALE_BYTES);
+    }
+    if (need & POT_ACT_F32) {
+        float *values = (float *)(void *)memory;
+        memcpy(values, x, cols * sizeof *x);
+        memset(values + cols, 0, ((size_t)blocks * POT_BLOCK - cols) * sizeof *x);
+        if (!(need & POT_ACT_Q8)) finite = all_finite(x, cols);
+        row->values = values;
+    }
+    return finite;
+}
+
+pot_status pot_acts_fill(pot_acts *acts, const pot_compute *compute, const float *x, size_t x_stride, uint32_t cols,
+                         uint32_t n, unsigned need, pot_err *err) {
+    POT_ASSERT(n <= acts->capacity && pot_blocks(cols) <= acts->max_blocks);
+    const size_t stride = row_bytes(acts->max_blocks);
+    uint32_t bad = UINT32_MAX; /* the first row that is not finite, whatever the threads do */
+#pragma omp parallel num_threads(compute->threads) if (n > 1 && (uint64_t)n * cols >= MIN_ELEMENTS)
+    {
+        pot_fp_strict();
+#pragma omp for schedule(static) reduction(min : bad)
+        for (uint32_t i = 0; i < n; i++) {
+            bool finite = fill_row(&acts->rows[i], acts->memory + i * stride, compute->kernels, x + i * x_stride, cols, need);
+            if (!finite && i < bad) bad = i;
+        }
+    }
+    if (bad == UINT32_MAX) return POT_OK;
+    return pot_fail(err, POT_NUMERIC, "an activation in row %u of %u is not finite", bad, n);
+}

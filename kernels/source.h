@@ -1,0 +1,14 @@
+/* Inside kernels/ only: a stored matrix seen as codes and scales, for the packer's exact copies. */
+#ifndef POT_KERNELS_SOURCE_H
+#define POT_KERNELS_SOURCE_H
+
+#include "kernels/stored.h"
+
+/* Columns that share a scale; `cols` when a row has one, or none. */
+uint32_t pot_source_group(const pot_stored *source);
+/* The scale of source group `group` of a row; NaN for E8M0 255, and whatever a file holds otherwise. */
+float pot_source_scale(const pot_stored *source, uint32_t row, uint32_t group);
+/* Integer, FP8 and MXFP4 kinds: one code a byte, as stored (v+8, v+2, two's complement, E2M1, e4m3). */
+void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t col_end);
+
+#endif
