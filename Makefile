@@ -1,32 +1,46 @@
 # potluck: build, test, install.  `make help` lists the targets; every mode builds in build/<mode>.
 #
-#   MODE=release|debug|asan|ubsan|tsan|coverage   CC=gcc|clang   CUDA=auto|0|1   WERROR=1   V=1
+#   MODE=release|debug|asan|ubsan|tsan|coverage|fuzz   CC=gcc|clang   CUDA=auto|0|1   WERROR=1   V=1
 #
 # Each folder is a static archive; an archive may use only those to its left in LAYERS (make check-layers).
 
 MODE    ?= release
-CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CC      := $(if $(filter default,$(origin CC)),$(if $(filter tsan fuzz,$(MODE)),clang,gcc),$(CC))
 CUDA    ?= auto
 PREFIX  ?= /usr/local
 V       ?= 0
 Q       := $(if $(filter 1,$(V)),,@)
-B       := build/$(MODE)$(if $(filter clang%,$(CC)),-clang)
+B       := build/$(MODE)$(if $(filter tsan fuzz,$(MODE)),,$(if $(filter clang%,$(CC)),-clang))
 VERSION := $(shell cat VERSION 2>/dev/null || echo 0.0.0)
+FUZZ_SECONDS ?= 10
 
 .DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+# All cores unless told otherwise; a make below another shares that one's jobs.
+JOBS := $(if $(filter 0,$(MAKELEVEL)),$(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)))
+MAKEFLAGS += $(JOBS) --no-print-directory
 LAYERS := common kernels placement proto model worker coordinator cli
+
+# ---- packages --------------------------------------------------------------------------------------------------
+# Debian 12 has no pkg-config file for UCX; MPI is asked through its wrapper.
+PKGS       := jansson libxxhash hwloc inih libprotobuf-c
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
+MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null)
+# These install what is missing first and start make again; or they compile nothing.
+SELF_SUFFICIENT := test demo help deps clean uninstall format format-check check-layers
+ifeq ($(and $(PKG_LIBS),$(MPI_LIBS)),)
+ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
+$(error packages are missing: `make deps` installs them (deploy/install-deps.sh --check lists them))
+endif
+endif
 
 # ---- flags -----------------------------------------------------------------------------------------------------
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes -Wmissing-prototypes \
         -Wvla -Wpointer-arith -Wwrite-strings -Wundef -Wformat=2 $(if $(WERROR),-Werror)
 # One answer on every host: no contraction, no fast math, no native code (docs/numerics.md).
 NUMERIC := -ffp-contract=off -fno-fast-math
-PKGS := jansson libxxhash hwloc inih ucx libprotobuf-c
-# pkg-config has no file for UCX and MPI in Debian 12; these are the plain names.
-PKG_CFLAGS := $(shell pkg-config --cflags jansson libxxhash hwloc inih libprotobuf-c 2>/dev/null)
-PKG_LIBS   := $(shell pkg-config --libs jansson libxxhash hwloc inih libprotobuf-c 2>/dev/null)
-MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
-MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null)
 
 OPT_release  := -O2 -g
 OPT_debug    := -O0 -g3
@@ -34,20 +48,40 @@ OPT_asan     := -O1 -g -fsanitize=address -fno-omit-frame-pointer
 OPT_ubsan    := -O1 -g -fsanitize=undefined,float-cast-overflow -fno-sanitize-recover=all
 OPT_tsan     := -O1 -g -fsanitize=thread
 OPT_coverage := -O0 -g --coverage
+OPT_fuzz     := -O1 -g -fsanitize=address,fuzzer-no-link -fno-omit-frame-pointer
 ifeq ($(OPT_$(MODE)),)
-$(error MODE=$(MODE) is unknown: release, debug, asan, ubsan, tsan, coverage)
+$(error MODE=$(MODE) is unknown: release, debug, asan, ubsan, tsan, coverage, fuzz)
 endif
 
 CFLAGS_ALL  := -std=gnu11 -D_GNU_SOURCE= $(OPT_$(MODE)) $(WARN) $(NUMERIC) -fopenmp -pthread -MMD -MP -I. -I$(B)/gen \
                -DPOT_VERSION='"$(VERSION)"' $(PKG_CFLAGS) $(CFLAGS)
-LDFLAGS_ALL := $(OPT_$(MODE)) -fopenmp -pthread $(LDFLAGS)
+LDFLAGS_ALL := $(OPT_$(MODE)) -fopenmp -pthread -Wl,--as-needed $(LDFLAGS)
 LIBS        := $(PKG_LIBS) -lucp -lucs $(MPI_LIBS) -lm
 
-# ---- objects ---------------------------------------------------------------------------------------------------
-objs = $(patsubst %.c,$(B)/%.o,$(wildcard $(1)/*.c)) $(if $(filter proto,$(1)),$(B)/gen/proto/control.pb-c.o)
+# CUDA kernels are compiled when there are any and nvcc is there; CUDA=1 insists on nvcc.
+NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1, but nvcc is neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit or use CUDA=0)
+endif
+CU_OBJS := $(if $(NVCC),$(patsubst %.cu,$(B)/%.o,$(wildcard kernels/cuda/*.cu)))
+
+# ---- objects and archives --------------------------------------------------------------------------------------
+objs = $(patsubst %.c,$(B)/%.o,$(wildcard $(1)/*.c)) \
+       $(if $(filter proto,$(1)),$(B)/gen/proto/control.pb-c.o) $(if $(filter kernels,$(1)),$(CU_OBJS))
 $(foreach l,$(LAYERS),$(eval OBJ_$(l) := $(call objs,$(l))))
 ARCHIVES := $(foreach l,$(filter-out cli,$(LAYERS)),$(B)/lib$(l).a)
-LINK := -Wl,--start-group $(ARCHIVES) -Wl,--end-group
+
+# $(call stamp,FILE,TEXT): a file that changes only when its text does, so that what depends on it is built again when
+# flags change or a source file is added or removed.
+stamp = $(if $(filter-out x$(strip $(2))x,x$(strip $(file <$(1)))x),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(strip $(2))))
+empty :=
+space := $(empty) $(empty)
+squash = $(subst $(space),_,$(strip $(1)))
+ifneq ($(filter-out help clean test demo deps,$(or $(MAKECMDGOALS),all)),)
+$(call stamp,$(B)/flags.stamp,$(call squash,$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(LIBS)))
+$(foreach l,$(LAYERS),$(call stamp,$(B)/lib$(l).stamp,$(call squash,$(OBJ_$(l)))))
+endif
+$(B)/%.stamp: ;
 
 # One instruction set a file: the suffix gives the flags.
 $(B)/kernels/%_avx2.o: ISA := -O3 -mavx2 -mfma -mf16c
@@ -57,42 +91,148 @@ $(B)/proto/bootstrap_mpi.o $(B)/cli/cmd_about.o: ISA := $(MPI_CFLAGS)
 # Generated headers must exist before their users compile; after that the .d files know.
 $(foreach l,proto model worker coordinator cli,$(OBJ_$(l))): | $(B)/gen/proto/control.pb-c.h
 
-$(B)/%.o: %.c
+$(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@$(if $(filter 0,$(V)),echo "  CC   $<")
 	$(Q)$(CC) $(CFLAGS_ALL) $(ISA) -c $< -o $@
+
+$(B)/%.o: %.cu $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(if $(filter 0,$(V)),echo "  NVCC $<")
+	$(Q)$(NVCC) -O2 -g -fmad=false -I. -c $< -o $@
 
 $(B)/gen/proto/control.pb-c.c $(B)/gen/proto/control.pb-c.h &: proto/control.proto
 	@mkdir -p $(@D)
 	@$(if $(filter 0,$(V)),echo "  PROTOC $<")
 	$(Q)protoc-c --c_out=$(B)/gen $<
 
-$(B)/gen/%.o: $(B)/gen/%.c
+$(B)/gen/%.o: $(B)/gen/%.c $(B)/flags.stamp
 	@$(if $(filter 0,$(V)),echo "  CC   $<")
 	$(Q)$(CC) $(filter-out $(WARN),$(CFLAGS_ALL)) -c $< -o $@
 
 define archive
-$(B)/lib$(1).a: $$(OBJ_$(1))
+$(B)/lib$(1).a: $$(OBJ_$(1)) $(B)/lib$(1).stamp
 	@mkdir -p $$(@D)
-	$$(Q)rm -f $$@ && ar rcs $$@ $$^
+	$$(Q)rm -f $$@ && ar rcs $$@ $$(OBJ_$(1))
 endef
 $(foreach l,$(LAYERS),$(eval $(call archive,$(l))))
 
-$(B)/potluck: $(OBJ_cli) $(ARCHIVES)
+link = $(CC) $(LDFLAGS_ALL) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(1) $(LIBS) -o $@
+$(B)/potluck: $(OBJ_cli) $(ARCHIVES) $(B)/libcli.stamp
 	@$(if $(filter 0,$(V)),echo "  LINK $@")
-	$(Q)$(CC) $(LDFLAGS_ALL) $(OBJ_cli) $(LINK) $(LIBS) -o $@
+	$(Q)$(call link)
 
-# ---- tests: tests/test_<name>.c, one cmocka program each -------------------------------------------------------
-# The archives that a test needs (and with them all to their left); default: all.
-LAYERS_OF_kernels := common kernels
-TESTS := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
-$(B)/tests/test_%: $(B)/tests/test_%.o
-	@$(if $(filter 0,$(V)),echo "  LINK $@")
-	$(Q)$(MAKE) --no-print-directory -s $(or $(TEST_ARCHIVES_$*),$(ARCHIVES))
-	$(Q)$(CC) $(LDFLAGS_ALL) $< -Wl,--start-group $(or $(TEST_ARCHIVES_$*),$(ARCHIVES)) -Wl,--end-group -lcmocka $(LIBS) -o $@
+# ---- test programs: tests/test_<name>.c with cmocka, tests/fuzz/fuzz_<name>.c with its corpus ---------------------
+# A test links the layers that its includes name and all to their left, so it builds while later layers do not.
+TESTS := $(patsubst tests/%.c,%,$(wildcard tests/test_*.c))
+TEST_TOOLS := make_tiny_model compare_tensors # programs that the scripts use
+FUZZ  := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+# What it includes from tests/ (rig.h, compare.h, ...) is linked too.
+support = $(addprefix tests/,$(sort $(shell sed -n 's|^\#include "tests/\([a-z_]*\)\.h".*|\1|p' $(1))))
+layers_in = $(shell sed -n 's|^\#include "\([a-z]*\)/.*|\1|p' $(1) $(wildcard $(foreach s,$(call support,$(1)),$(s).c $(s).h)))
+upto = $(if $(filter $(firstword $(2)),$(1)),$(2),$(if $(2),$(call upto,$(1),$(wordlist 2,99,$(2)))))
+reverse = $(if $(1),$(call reverse,$(wordlist 2,99,$(1))) $(firstword $(1)))
+RIGHT_FIRST := $(call reverse,$(LAYERS))
+needs = $(foreach l,$(call upto,$(call layers_in,$(1)),$(RIGHT_FIRST)),$(B)/lib$(l).a)
+support_objs = $(patsubst %.c,$(B)/%.o,$(wildcard $(addsuffix .c,$(call support,$(1)))))
+generated = $(if $(filter %libproto.a,$(call needs,$(1))),$(B)/gen/proto/control.pb-c.h)
 
-.PHONY: all
-all: $(B)/potluck ## build the program
-	@ln -sfn $(B)/potluck build/potluck 2>/dev/null || true
+define test_program
+$(B)/tests/$(1).o $(call support_objs,tests/$(1).c): | $(call generated,tests/$(1).c)
+$(B)/tests/$(1): $(B)/tests/$(1).o $(call support_objs,tests/$(1).c) $$(or $$(TEST_ARCHIVES_$(1:test_%=%)),$(call needs,tests/$(1).c))
+	@$$(if $$(filter 0,$$(V)),echo "  LINK $$@")
+	$$(Q)$$(call link,-lcmocka)
+endef
+define fuzz_program
+$(B)/tests/fuzz/$(1).o: | $(call generated,tests/fuzz/$(1).c)
+$(B)/tests/fuzz/$(1): $(B)/tests/fuzz/$(1).o $(if $(filter fuzz,$(MODE)),,$(B)/tests/fuzz/replay.o) $(call needs,tests/fuzz/$(1).c)
+	@$$(if $$(filter 0,$$(V)),echo "  LINK $$@")
+	$$(Q)$$(call link,$(if $(filter fuzz,$(MODE)),-fsanitize=fuzzer))
+endef
+ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
+$(foreach t,$(TESTS) $(TEST_TOOLS),$(eval $(call test_program,$(t))))
+$(foreach f,$(FUZZ),$(eval $(call fuzz_program,$(f))))
+endif
+TEST_PROGRAMS := $(TESTS:%=$(B)/tests/%) $(FUZZ:%=$(B)/tests/fuzz/%)
+TEST_SCRIPTS  := $(sort $(wildcard tests/cluster/*.sh))
+RUN := MODE=$(MODE) BUILD=$(B) POTLUCK=$(B)/potluck tests/run
 
--include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(wildcard $(B)/tests/*.d)
+# ---- targets ---------------------------------------------------------------------------------------------------
+.PHONY: all help deps test tests unit demo debug asan ubsan tsan coverage golden fuzz-smoke fuzz-run check check-layers \
+        check-docs lint format format-check install uninstall clean
+all: $(B)/potluck ## build the program, build/potluck
+	@ln -sfn $(patsubst build/%,%,$(B))/potluck build/potluck
+
+help: ## list the targets
+	@sed -n 's/^\([a-z -]*\):[^#]*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
+	@echo '  variables: MODE=release|debug|asan|ubsan|tsan|coverage CC=gcc|clang CUDA=auto|0|1 WERROR=1 V=1 PREFIX= DESTDIR='
+
+deps: ## install the packages that the build needs (Debian, Ubuntu)
+	@deploy/install-deps.sh
+
+test: deps ## build and run every test, after installing what is missing
+	@$(MAKE) tests
+
+tests: $(TEST_PROGRAMS) $(TEST_TOOLS:%=$(B)/tests/%) all
+	@$(RUN) $(TEST_PROGRAMS) $(TEST_SCRIPTS)
+
+unit: $(TEST_PROGRAMS) $(B)/potluck ## run the test programs, without the mpirun scripts
+	@$(RUN) $(TEST_PROGRAMS)
+
+demo: deps ## run the demo model on a coordinator and three workers
+	@$(MAKE) all
+	@demo/run.sh
+
+debug: ## build without optimisation, in build/debug
+	@$(MAKE) MODE=debug build/debug/potluck
+
+asan ubsan tsan: ## run the test programs under a sanitizer
+	@$(MAKE) MODE=$@ unit
+
+coverage: ## run the test programs and print which lines they reach
+	@$(MAKE) MODE=coverage unit
+	@gcovr --root . --exclude 'tests/' --exclude 'build/' --print-summary build/coverage | tail -40
+
+golden: $(TEST_PROGRAMS) $(B)/potluck ## renew the golden files and docs/options.md; look at the diff
+	@GOLDEN=renew $(RUN) $(TEST_PROGRAMS)
+
+fuzz-smoke: ## fuzz every parser for FUZZ_SECONDS, from its corpus
+	@$(MAKE) MODE=fuzz fuzz-run
+
+fuzz-run: $(FUZZ:%=build/fuzz/tests/fuzz/%)
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/smoke $(FUZZ:%=build/fuzz/tests/fuzz/%)
+
+check: check-layers check-docs format-check lint ## everything that is checked without running the program
+
+check-layers: ## an include points only to the left in the layer order
+	@tests/check-layers
+
+check-docs: $(B)/tests/test_options ## docs/options.md and the golden help are in step with the table
+	@$(RUN) $(B)/tests/test_options
+
+lint: ## clang-tidy on changed files, cppcheck, shellcheck, codespell
+	@CFLAGS='-std=gnu11 -D_GNU_SOURCE= -I. -I$(B)/gen $(PKG_CFLAGS) $(MPI_CFLAGS)' tests/lint
+
+SOURCES = $(wildcard $(foreach d,$(LAYERS) bench tests tests/fuzz,$(d)/*.c $(d)/*.h))
+format: ## format the sources with clang-format
+	@clang-format -i $(SOURCES)
+
+format-check: ## fail when clang-format would change a file
+	@clang-format --dry-run --Werror $(SOURCES)
+
+DEST = $(DESTDIR)$(PREFIX)
+install: $(B)/potluck ## install below PREFIX (and DESTDIR)
+	install -d $(DEST)/bin $(DEST)/share/potluck/demo $(DEST)/share/potluck/deploy $(DEST)/share/doc/potluck
+	install -m 755 $(B)/potluck deploy/potluck-mpirun $(DEST)/bin
+	install -m 755 $(wildcard deploy/*.sh) $(DEST)/share/potluck/deploy
+	install -m 644 $(wildcard demo/*.json demo/*.safetensors demo/*.txt demo/*.md demo/*.jinja) $(DEST)/share/potluck/demo
+	install -m 644 $(wildcard docs/*.md README.md CHANGELOG.md LICENSE) $(DEST)/share/doc/potluck
+
+uninstall: ## remove what `make install` with the same PREFIX put there
+	rm -f $(DEST)/bin/potluck $(DEST)/bin/potluck-mpirun
+	rm -rf $(DEST)/share/potluck $(DEST)/share/doc/potluck
+
+clean: ## remove build/
+	rm -rf build
+
+-include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(wildcard $(B)/tests/*.d $(B)/tests/fuzz/*.d)

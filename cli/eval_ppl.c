@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "cli/cli.h"
-#include "common/clock.h"
 #include "common/file.h"
 #include "common/mem.h"
 #include "common/progress.h"
@@ -51,7 +50,6 @@ typedef struct evaluation {
     tally kl;
     uint64_t agreed;
     uint32_t window, windows;
-    uint64_t wall_us;
 } evaluation;
 
 static pot_status side_open(side *s, uint32_t window, pot_err *err) {
@@ -118,7 +116,6 @@ static pot_status window_score(evaluation *e, const int32_t *ids, uint32_t n, po
 static pot_status score(evaluation *e, const pot_tokens *tokens, bool quiet, pot_err *err) {
     pot_progress progress;
     pot_progress_begin_count(&progress, "evaluating", tokens->n, "tokens", quiet);
-    uint64_t start = pot_now_us();
     pot_status status = POT_OK;
     for (size_t at = 0; at + 1 < tokens->n && !status; at += e->window) {
         size_t n = tokens->n - at < e->window ? tokens->n - at : e->window;
@@ -126,7 +123,6 @@ static pot_status score(evaluation *e, const pot_tokens *tokens, bool quiet, pot
         if (!status && pot_stop_requested()) status = pot_fail(err, POT_CANCELLED, "stopped after %u windows", e->windows);
         pot_progress_update(&progress, at + n);
     }
-    e->wall_us = pot_now_us() - start;
     pot_progress_end(&progress);
     return status;
 }
@@ -141,8 +137,7 @@ static void perplexity_text(pot_buffer *out, const char *name, const tally *nll)
 }
 
 static void print_text(pot_buffer *out, const evaluation *e) {
-    pot_buffer_format(out, "%llu tokens predicted in %u windows of %u, %.1f s\n", (unsigned long long)e->tested.nll.n, e->windows,
-                      e->window, (double)e->wall_us / 1e6);
+    pot_buffer_format(out, "%llu tokens predicted in %u windows of %u\n", (unsigned long long)e->tested.nll.n, e->windows, e->window);
     perplexity_text(out, "model", &e->tested.nll);
     if (!e->compare) return;
     perplexity_text(out, "reference", &e->reference.nll);
@@ -159,8 +154,8 @@ static void perplexity_json(pot_buffer *out, const char *prefix, const tally *nl
 }
 
 static void print_json(pot_buffer *out, const evaluation *e) {
-    pot_buffer_format(out, "{\"predicted\": %llu, \"windows\": %u, \"window\": %u, \"seconds\": %.3f",
-                      (unsigned long long)e->tested.nll.n, e->windows, e->window, (double)e->wall_us / 1e6);
+    pot_buffer_format(out, "{\"predicted\": %llu, \"windows\": %u, \"window\": %u", (unsigned long long)e->tested.nll.n,
+                      e->windows, e->window);
     perplexity_json(out, "", &e->tested.nll);
     if (e->compare) {
         perplexity_json(out, "reference_", &e->reference.nll);

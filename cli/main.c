@@ -159,7 +159,10 @@ static pot_status run_command(const pot_command *command, int argc, char **argv,
     if (!status) status = pot_options_create(&options, table, n, &settings, err);
     if (!status) status = read_sources(options, first.config, err);
     if (!status) status = read_flags(options, command, argc, argv, cli, err);
-    if (!status) status = pot_log_configure(settings.log, err);
+    if (!status) {
+        bool unsaid = pot_options_origin(options, "log", NULL) == POT_ORIGIN_DEFAULT;
+        status = pot_log_configure(settings.quiet && unsaid ? "warn" : settings.log, err);
+    }
     if (!status) status = check_arguments(command, cli, err);
     if (!status && (command->every_rank || cli->launch.rank == 0)) {
         cli->settings = &settings;

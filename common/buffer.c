@@ -37,13 +37,9 @@ void pot_buffer_append(pot_buffer *b, const void *data, size_t bytes) {
     b->data[b->bytes] = 0;
 }
 
-void pot_buffer_text(pot_buffer *b, const char *text) {
-    pot_buffer_append(b, text, strlen(text));
-}
+void pot_buffer_text(pot_buffer *b, const char *text) { pot_buffer_append(b, text, strlen(text)); }
 
-void pot_buffer_byte(pot_buffer *b, char byte) {
-    pot_buffer_append(b, &byte, 1);
-}
+void pot_buffer_byte(pot_buffer *b, char byte) { pot_buffer_append(b, &byte, 1); }
 
 void pot_buffer_format(pot_buffer *b, const char *format, ...) {
     if (!reserve(b, 127)) return;

@@ -45,7 +45,9 @@ static pot_status read_to_end(pot_buffer *out, int fd, const char *path, uint64_
     for (;;) {
         ssize_t n = read(fd, block, sizeof block);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return pot_fail(err, POT_IO, "%s: cannot be read after %" PRIu64 " bytes: %s", path, total, strerror(errno));
+        if (n < 0)
+            return pot_fail(err, POT_IO, "%s: cannot be read after %" PRIu64 " bytes: %s", path, total,
+                            strerror(errno));
         if (n == 0) return POT_OK;
         total += (uint64_t)n;
         if (total > max_bytes) return too_large(path, total, max_bytes, err);
@@ -56,7 +58,7 @@ static pot_status read_to_end(pot_buffer *out, int fd, const char *path, uint64_
 
 pot_status pot_file_read(pot_buffer *out, const char *path, uint64_t max_bytes, pot_err *err) {
     int fd;
-    struct stat info;
+    struct stat info = {0};
     pot_status status = open_for_reading(&fd, &info, path, err);
     if (status) return status;
     size_t before = out->bytes;
@@ -107,7 +109,8 @@ pot_status pot_file_write(const char *path, const void *data, size_t bytes, pot_
         return pot_fail(err, POT_NO_MEMORY, "%s: no memory to write it", path);
     }
     pot_status status = write_file(beside.data, O_CREAT | O_EXCL, true, data, bytes, err);
-    if (!status && rename(beside.data, path)) status = pot_fail(err, POT_IO, "%s: cannot be replaced: %s", path, strerror(errno));
+    if (!status && rename(beside.data, path))
+        status = pot_fail(err, POT_IO, "%s: cannot be replaced: %s", path, strerror(errno));
     if (status) unlink(beside.data);
     pot_buffer_free(&beside);
     return status;
@@ -125,7 +128,7 @@ bool pot_directory_exists(const char *path) {
 
 pot_status pot_mapping_open(pot_mapping *out, const char *path, pot_err *err) {
     int fd;
-    struct stat info;
+    struct stat info = {0};
     pot_status status = open_for_reading(&fd, &info, path, err);
     if (status) return status;
     if (!S_ISREG(info.st_mode)) {
@@ -135,7 +138,8 @@ pot_status pot_mapping_open(pot_mapping *out, const char *path, pot_err *err) {
     } else {
         void *base = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (base == MAP_FAILED) {
-            status = pot_fail(err, POT_IO, "%s: cannot be mapped (%" PRIu64 " bytes): %s", path, (uint64_t)info.st_size, strerror(errno));
+            status = pot_fail(err, POT_IO, "%s: cannot be mapped (%" PRIu64 " bytes): %s", path, (uint64_t)info.st_size,
+                              strerror(errno));
         } else {
             *out = (pot_mapping){.base = base, .bytes = (uint64_t)info.st_size};
         }

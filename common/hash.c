@@ -34,9 +34,7 @@ pot_hash pot_hasher_end(pot_hasher *h) {
     return (pot_hash){.low = hash.low64, .high = hash.high64};
 }
 
-uint64_t pot_hash64(const void *data, size_t bytes) {
-    return XXH3_64bits(bytes ? data : "", bytes);
-}
+uint64_t pot_hash64(const void *data, size_t bytes) { return XXH3_64bits(bytes ? data : "", bytes); }
 
 void pot_hash_text(char out[33], pot_hash hash) {
     snprintf(out, 33, "%016llx%016llx", (unsigned long long)hash.high, (unsigned long long)hash.low);

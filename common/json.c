@@ -69,7 +69,7 @@ static pot_status wrong_type(const json_t *value, const char *key, const char *e
 
 pot_status pot_json_int(int64_t *out, const json_t *object, const char *key, int64_t min, int64_t max, bool required,
                         const char *name, pot_err *err) {
-    const json_t *value;
+    const json_t *value = NULL;
     pot_status status = find_field(&value, object, key, required, "an integer", name, err);
     if (status || !value) return status;
     if (!json_is_integer(value)) return wrong_type(value, key, "an integer", name, err);
@@ -84,7 +84,7 @@ pot_status pot_json_int(int64_t *out, const json_t *object, const char *key, int
 
 pot_status pot_json_double(double *out, const json_t *object, const char *key, double min, double max, bool required,
                            const char *name, pot_err *err) {
-    const json_t *value;
+    const json_t *value = NULL;
     pot_status status = find_field(&value, object, key, required, "a number", name, err);
     if (status || !value) return status;
     if (!json_is_number(value)) return wrong_type(value, key, "a number", name, err);
@@ -98,7 +98,7 @@ pot_status pot_json_double(double *out, const json_t *object, const char *key, d
 
 pot_status pot_json_bool(bool *out, const json_t *object, const char *key, bool required, const char *name,
                          pot_err *err) {
-    const json_t *value;
+    const json_t *value = NULL;
     pot_status status = find_field(&value, object, key, required, "true or false", name, err);
     if (status || !value) return status;
     if (!json_is_boolean(value)) return wrong_type(value, key, "true or false", name, err);
@@ -108,7 +108,7 @@ pot_status pot_json_bool(bool *out, const json_t *object, const char *key, bool 
 
 pot_status pot_json_string(const char **out, const json_t *object, const char *key, bool required, const char *name,
                            pot_err *err) {
-    const json_t *value;
+    const json_t *value = NULL;
     pot_status status = find_field(&value, object, key, required, "a string", name, err);
     if (status || !value) return status;
     if (!json_is_string(value)) return wrong_type(value, key, "a string", name, err);
@@ -192,7 +192,7 @@ static void dump_real(pot_buffer *out, double x) {
     do {
         snprintf(text, sizeof text, "%.*e", precision, x);
     } while (strtod(text, NULL) != x && ++precision <= 17);
-    char digits[24];
+    char digits[24] = "";
     int n = 0;
     const char *p = text;
     if (*p == '-') {

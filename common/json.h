@@ -15,15 +15,15 @@ pot_status pot_json_parse(json_t **out, const char *text, size_t bytes, const ch
 pot_status pot_json_read(json_t **out, const char *path, uint64_t max_bytes, pot_err *err);
 
 /* Fields of an object.  `required` false: absent or null leaves *out as it was and is OK. */
-pot_status pot_json_int(int64_t *out, const json_t *object, const char *key, int64_t min, int64_t max,
-                        bool required, const char *name, pot_err *err);
-pot_status pot_json_double(double *out, const json_t *object, const char *key, double min, double max,
-                           bool required, const char *name, pot_err *err);
+pot_status pot_json_int(int64_t *out, const json_t *object, const char *key, int64_t min, int64_t max, bool required,
+                        const char *name, pot_err *err);
+pot_status pot_json_double(double *out, const json_t *object, const char *key, double min, double max, bool required,
+                           const char *name, pot_err *err);
 pot_status pot_json_bool(bool *out, const json_t *object, const char *key, bool required, const char *name,
                          pot_err *err);
 /* Borrowed string (NUL-free), valid while the object lives. */
-pot_status pot_json_string(const char **out, const json_t *object, const char *key, bool required,
-                           const char *name, pot_err *err);
+pot_status pot_json_string(const char **out, const json_t *object, const char *key, bool required, const char *name,
+                           pot_err *err);
 
 /* Appends a JSON string literal, quotes included; UTF-8 is kept, invalid bytes become U+FFFD, control
  * characters are escaped as Python's json.dumps(ensure_ascii=False) does. */

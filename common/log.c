@@ -58,8 +58,9 @@ pot_status pot_log_configure(const char *spec, pot_err *err) {
         size_t prefix = equals ? (size_t)(equals - p) : 0;
         const char *name = equals ? equals + 1 : p;
         if (equals && (n == MAX_RULES || prefix == 0 || prefix >= MAX_PREFIX)) {
-            return pot_fail(err, POT_USAGE, "log level `%.*s`: at most %d rules MODULE=LEVEL, with names of 1 to %d bytes",
-                            (int)length, p, MAX_RULES, MAX_PREFIX - 1);
+            return pot_fail(err, POT_USAGE,
+                            "log level `%.*s`: at most %d rules MODULE=LEVEL, with names of 1 to %d bytes", (int)length,
+                            p, MAX_RULES, MAX_PREFIX - 1);
         }
         pot_status status = parse_level(equals ? &parsed[n].level : &level, name, length - (size_t)(name - p), err);
         if (status) return status;
@@ -74,9 +75,7 @@ pot_status pot_log_configure(const char *spec, pot_err *err) {
     return POT_OK;
 }
 
-void pot_log_rank(int rank) {
-    atomic_store(&own_rank, rank);
-}
+void pot_log_rank(int rank) { atomic_store(&own_rank, rank); }
 
 /* A rule for `proto` holds for `proto` and `proto.ucx`; the longest one that fits wins. */
 bool pot_log_enabled(pot_log_level level, const char *module) {
@@ -120,9 +119,7 @@ static void flush_at_exit(void) {
     pthread_mutex_unlock(&lock);
 }
 
-static void register_flush(void) {
-    atexit(flush_at_exit);
-}
+static void register_flush(void) { atexit(flush_at_exit); }
 
 void pot_log_write(pot_log_level level, const char *module, const char *format, ...) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

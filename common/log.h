@@ -18,9 +18,9 @@ bool pot_log_enabled(pot_log_level level, const char *module);
 void pot_log_write(pot_log_level level, const char *module, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-#define POT_LOG(level, module, ...)                                                           \
-    do {                                                                                      \
-        if (pot_log_enabled(level, module)) pot_log_write(level, module, __VA_ARGS__);        \
+#define POT_LOG(level, module, ...)                                                    \
+    do {                                                                               \
+        if (pot_log_enabled(level, module)) pot_log_write(level, module, __VA_ARGS__); \
     } while (0)
 
 #endif

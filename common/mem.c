@@ -18,9 +18,7 @@
 static const size_t huge_page = (size_t)2 << 20;
 static _Atomic uint64_t fail_countdown;
 
-void pot_mem_fail_at(uint64_t nth) {
-    atomic_store(&fail_countdown, nth);
-}
+void pot_mem_fail_at(uint64_t nth) { atomic_store(&fail_countdown, nth); }
 
 static bool must_fail(void) {
     uint64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
@@ -30,9 +28,7 @@ static bool must_fail(void) {
 
 /* ---- objects ----------------------------------------------------------------------------------- */
 
-void *pot_alloc(size_t bytes) {
-    return must_fail() ? NULL : calloc(1, bytes ? bytes : 1);
-}
+void *pot_alloc(size_t bytes) { return must_fail() ? NULL : calloc(1, bytes ? bytes : 1); }
 
 void *pot_alloc_array(size_t count, size_t size) {
     size_t bytes;
@@ -61,15 +57,11 @@ void *pot_alloc_aligned(size_t bytes) {
     return pointer;
 }
 
-void pot_free(void *pointer) {
-    free(pointer);
-}
+void pot_free(void *pointer) { free(pointer); }
 
 /* ---- slabs ------------------------------------------------------------------------------------- */
 
-static size_t whole_pages(size_t bytes) {
-    return (bytes + huge_page - 1) & ~(huge_page - 1);
-}
+static size_t whole_pages(size_t bytes) { return (bytes + huge_page - 1) & ~(huge_page - 1); }
 
 static pot_status no_room(size_t bytes, const char *what, pot_err *err) {
     pot_memory_info memory;
@@ -117,9 +109,7 @@ static uint64_t number_in_file(const char *path, const char *key, uint64_t fallb
     return value;
 }
 
-static uint64_t subtract(uint64_t a, uint64_t b) {
-    return a > b ? a - b : 0;
-}
+static uint64_t subtract(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 typedef struct cgroup_files {
     const char *limit, *used, *inactive, *active; /* file names; keys in memory.stat */

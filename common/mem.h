@@ -12,8 +12,8 @@
 
 #include "common/status.h"
 
-void *pot_alloc(size_t bytes);                  /* zeroed; pot_alloc(0) gives a valid pointer */
-void *pot_alloc_array(size_t count, size_t size); /* zeroed; NULL also when count * size overflows */
+void *pot_alloc(size_t bytes);                                 /* zeroed; pot_alloc(0) gives a valid pointer */
+void *pot_alloc_array(size_t count, size_t size);              /* zeroed; NULL also when count * size overflows */
 void *pot_realloc_array(void *old, size_t count, size_t size); /* new part is not zeroed */
 char *pot_strdup(const char *text);
 void pot_free(void *pointer); /* NULL is fine */

@@ -128,8 +128,8 @@ typedef struct unit {
     double factor;
 } unit;
 
-static const unit byte_units[] = {{"B", 1},         {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
-                                  {"KB", 1e3},      {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {NULL, 0}};
+static const unit byte_units[] = {{"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+                                  {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {NULL, 0}};
 static const unit time_units[] = {{"us", 1}, {"ms", 1e3}, {"s", 1e6}, {"m", 60e6}, {NULL, 0}};
 
 /* A number and its unit; only 0 needs none.  `example` ends the refusal. */
@@ -165,9 +165,7 @@ static pot_status parse_choice(const pot_option *row, const given *g, pot_err *e
     return pot_fail(err, POT_USAGE, "%s: `%s` is not one of %s", g->label, g->text, row->choices);
 }
 
-static bool is_word(const pot_option *row, const char *text) {
-    return row->choices && !strcmp(row->choices, text);
-}
+static bool is_word(const pot_option *row, const char *text) { return row->choices && !strcmp(row->choices, text); }
 
 /* Parses `text` and writes the value.  TEXT and CHOICE store `kept`, the copy that the options own. */
 static pot_status store_value(pot_options *o, const pot_option *row, const given *g, const char *kept, pot_err *err) {
@@ -321,8 +319,8 @@ static pot_status check_lines(const pot_buffer *text, const char *path, pot_err 
     for (const char *p = text->data; *p; line++) {
         size_t length = strcspn(p, "\n");
         if (length > MAX_LINE) {
-            return pot_fail(err, POT_USAGE, "%s:%d: the line has %zu bytes, at most %d are accepted", path, line, length,
-                            (int)MAX_LINE);
+            return pot_fail(err, POT_USAGE, "%s:%d: the line has %zu bytes, at most %d are accepted", path, line,
+                            length, (int)MAX_LINE);
         }
         p += length + (p[length] == '\n');
     }

@@ -28,8 +28,8 @@ typedef enum pot_option_type {
  * program can know; it is stored as -1, NaN, UINT64_MAX, UINT64_MAX. */
 
 typedef struct pot_option {
-    const char *name;     /* "prefill-tile" */
-    const char *alias;    /* "n" for -n, or NULL */
+    const char *name;  /* "prefill-tile" */
+    const char *alias; /* "n" for -n, or NULL */
     pot_option_type type;
     size_t offset;        /* into the caller's struct */
     const char *fallback; /* default as text; NULL = unset (TEXT and CHOICE) */
@@ -38,7 +38,7 @@ typedef struct pot_option {
     unsigned commands;    /* bit set of commands that take it as a flag; the caller's numbering */
     double min, max;      /* INT, NUMBER; min == max: no bounds */
     const char *choices;
-    const char *help;     /* one sentence */
+    const char *help; /* one sentence */
 } pot_option;
 
 typedef enum pot_option_origin {

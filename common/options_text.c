@@ -179,17 +179,19 @@ static void markdown_row(pot_buffer *out, const pot_option *row) {
     pot_buffer_text(out, " |\n");
 }
 
+static const char page_head[] =
+    "# Options\n\n"
+    "This page is made from the table in `common/settings.c` by `make golden`; edit the table, not the page.\n"
+    "\n"
+    "Every option is a flag (`--name VALUE` or `--name=VALUE`; a switch is `--name` or `--no-name`), a variable\n"
+    "(`POTLUCK_NAME`) and a line in a file (`name = value`; lines that begin with `#` or `;`, and what follows a\n"
+    "space and `;`, are comments). Later sources win: default, `/etc/potluck/potluck.conf`,\n"
+    "`~/.config/potluck/potluck.conf`, `./potluck.conf` (or the file of `--config`), environment, flag.\n"
+    "Unknown names are refused with the nearest known one. Sizes and times need a unit: `64MiB`, `1.5GB`,\n"
+    "`50us`, `250ms`, `3s`, `2m`. `potluck config show` prints every value and where it came from.\n";
+
 void pot_options_markdown(pot_buffer *out, const pot_options *o) {
-    pot_buffer_text(out,
-                    "# Options\n\n"
-                    "This page is made from the table in `common/settings.c` by `make golden`; edit the table, not the page.\n"
-                    "\n"
-                    "Every option is a flag (`--name VALUE` or `--name=VALUE`; a switch is `--name` or `--no-name`), a variable\n"
-                    "(`POTLUCK_NAME`) and a line in a file (`name = value`; lines that begin with `#` or `;`, and what follows a\n"
-                    "space and `;`, are comments). Later sources win: default, `/etc/potluck/potluck.conf`,\n"
-                    "`~/.config/potluck/potluck.conf`, `./potluck.conf` (or the file of `--config`), environment, flag.\n"
-                    "Unknown names are refused with the nearest known one. Sizes and times need a unit: `64MiB`, `1.5GB`,\n"
-                    "`50us`, `250ms`, `3s`, `2m`. `potluck config show` prints every value and where it came from.\n");
+    pot_buffer_text(out, page_head);
     for (size_t i = 0; i < o->n; i++) {
         if (starts_group(o, i)) {
             pot_buffer_format(out, "\n## %s\n\n| Flag | Variable | Meaning |\n|---|---|---|\n", o->table[i].group);

@@ -40,7 +40,11 @@ static void show(pot_progress *p, uint64_t now) {
 }
 
 void pot_progress_begin_count(pot_progress *p, const char *what, uint64_t total, const char *unit, bool quiet) {
-    *p = (pot_progress){.what = what, .unit = unit, .total = total, .started_us = pot_now_us(), .quiet = quiet,
+    *p = (pot_progress){.what = what,
+                        .unit = unit,
+                        .total = total,
+                        .started_us = pot_now_us(),
+                        .quiet = quiet,
                         .is_terminal = isatty(STDERR_FILENO) == 1};
 }
 

@@ -16,23 +16,24 @@ enum {
 #define COUNT 9007199254740992.0 /* 2^53, the largest bound that a double holds exactly: no upper bound in practice */
 
 #define SWITCH(name, member, group, commands, help) \
-    {name, NULL, POT_OPTION_BOOL, AT(member), "false", "", group, commands, 0, 0, NULL, help}
+    { name, NULL, POT_OPTION_BOOL, AT(member), "false", "", group, commands, 0, 0, NULL, help }
 #define TEXT(name, alias, member, fallback, argument, group, commands, help) \
-    {name, alias, POT_OPTION_TEXT, AT(member), fallback, argument, group, commands, 0, 0, NULL, help}
+    { name, alias, POT_OPTION_TEXT, AT(member), fallback, argument, group, commands, 0, 0, NULL, help }
 #define CHOICE(name, member, fallback, choices, argument, group, commands, help) \
-    {name, NULL, POT_OPTION_CHOICE, AT(member), fallback, argument, group, commands, 0, 0, choices, help}
+    { name, NULL, POT_OPTION_CHOICE, AT(member), fallback, argument, group, commands, 0, 0, choices, help }
 #define INTEGER(name, alias, member, fallback, argument, group, commands, min, max, word, help) \
-    {name, alias, POT_OPTION_INT, AT(member), fallback, argument, group, commands, min, max, word, help}
+    { name, alias, POT_OPTION_INT, AT(member), fallback, argument, group, commands, min, max, word, help }
 #define NUMBER(name, member, fallback, group, commands, min, max, word, help) \
-    {name, NULL, POT_OPTION_NUMBER, AT(member), fallback, "NUMBER", group, commands, min, max, word, help}
+    { name, NULL, POT_OPTION_NUMBER, AT(member), fallback, "NUMBER", group, commands, min, max, word, help }
 #define TIME(name, member, fallback, word, help) \
-    {name, NULL, POT_OPTION_TIME, AT(member), fallback, "TIME", "Cluster", ENGINE, 0, 0, word, help}
+    { name, NULL, POT_OPTION_TIME, AT(member), fallback, "TIME", "Cluster", ENGINE, 0, 0, word, help }
 
 static const pot_option table[] = {
     TEXT("prompt", "p", prompt, NULL, "TEXT", "Generation", POT_CMD_RUN,
          "The text to continue; without it standard input is read."),
     SWITCH("chat", chat, "Generation", POT_CMD_RUN, "Apply the model's chat template to the prompt."),
-    TEXT("system", NULL, system, NULL, "TEXT", "Generation", GENERATE, "The system message that opens the conversation."),
+    TEXT("system", NULL, system, NULL, "TEXT", "Generation", GENERATE,
+         "The system message that opens the conversation."),
     TEXT("tools", NULL, tools, NULL, "FILE", "Generation", GENERATE,
          "A JSON list of tools, as an OpenAI client sends it, that the model may call."),
     SWITCH("think", think, "Generation", GENERATE, "Let the model reason before it answers."),
@@ -49,17 +50,22 @@ static const pot_option table[] = {
             "Keep only so many of the likeliest tokens; 0 keeps all."),
     INTEGER("seed", NULL, seed, "random", "NUMBER", "Generation", GENERATE, 0, COUNT, "random",
             "Seed of the random numbers; the same seed gives the same text on every machine."),
-    CHOICE("chat-template", chat_template, "auto", "auto|glm-5.2|glm-5.3", "NAME", "Generation", GENERATE | POT_CMD_TOOLS,
-           "The chat template to use; `auto` goes by the model's own file."),
+    CHOICE("chat-template", chat_template, "auto", "auto|glm-5.2|glm-5.3", "NAME", "Generation",
+           GENERATE | POT_CMD_TOOLS, "The chat template to use; `auto` goes by the model's own file."),
 
-    SWITCH("reference", reference, "Model", MODEL, "Compute everything in f32, without quantization: slow, and what the rest is measured against."),
+    SWITCH("reference", reference, "Model", MODEL,
+           "Compute everything in f32, without quantization: slow, and what the rest is measured against."),
     TEXT("experts", NULL, experts_format, "auto", "FORMAT", "Model", MODEL,
-         "Weight format of the experts, such as mxfp4 or q4g64; `auto` keeps what the files hold where that is possible."),
-    TEXT("dense", NULL, dense_format, "auto", "FORMAT", "Model", MODEL, "Weight format of the attention and other dense weights."),
-    TEXT("head", NULL, head_format, "auto", "FORMAT", "Model", MODEL, "Weight format of the output head and the embeddings."),
+         "Weight format of the experts, such as mxfp4 or q4g64; `auto` keeps what the files hold where that is "
+         "possible."),
+    TEXT("dense", NULL, dense_format, "auto", "FORMAT", "Model", MODEL,
+         "Weight format of the attention and other dense weights."),
+    TEXT("head", NULL, head_format, "auto", "FORMAT", "Model", MODEL,
+         "Weight format of the output head and the embeddings."),
     INTEGER("ctx", NULL, ctx, "8192", "TOKENS", "Model", MODEL, 1, 16777216, NULL,
             "Room for so many tokens of prompt and answer; never more than the model allows."),
-    CHOICE("kv", kv, "bf16", "bf16|f32", "FORMAT", "Model", MODEL, "Number format of the attention cache; --reference uses f32."),
+    CHOICE("kv", kv, "bf16", "bf16|f32", "FORMAT", "Model", MODEL,
+           "Number format of the attention cache; --reference uses f32."),
     INTEGER("prefill-tile", NULL, prefill_tile, "64", "TOKENS", "Model", ENGINE, 1, 65536, NULL,
             "Rows of the prompt that are computed together; it changes the speed, never the result."),
 
@@ -72,7 +78,8 @@ static const pot_option table[] = {
            "Which worker holds which expert; random takes a seed, as in random:7."),
     TEXT("model", NULL, model, NULL, "PATH", "Cluster", ENGINE,
          "Where this worker finds the model, if not at the path that the coordinator names."),
-    CHOICE("transport", transport, "auto", "auto|ucx", "NAME", "Cluster", ENGINE, "How processes talk; `auto` takes UCX."),
+    CHOICE("transport", transport, "auto", "auto|ucx", "NAME", "Cluster", ENGINE,
+           "How processes talk; `auto` takes UCX."),
     TIME("spin", spin_us, "auto", "auto",
          "Poll so long before sleeping; `auto` polls only while every process has a core of its own."),
     TIME("heartbeat", heartbeat_us, "250ms", NULL, "Tell the other side so often that this process lives."),

@@ -6,36 +6,42 @@
 
 /* Which commands take a flag. */
 enum {
-    POT_CMD_RUN = 1, POT_CMD_CHAT = 2, POT_CMD_WORKER = 4, POT_CMD_EVAL = 8, POT_CMD_TOOLS = 16 /* tokenize, template, inspect, config */,
-    POT_CMD_ENGINE = POT_CMD_RUN | POT_CMD_CHAT | POT_CMD_WORKER | POT_CMD_EVAL, POT_CMD_ALL = 31
+    POT_CMD_RUN = 1,
+    POT_CMD_CHAT = 2,
+    POT_CMD_WORKER = 4,
+    POT_CMD_EVAL = 8,
+    POT_CMD_TOOLS = 16 /* tokenize, template, inspect, config */,
+    POT_CMD_ENGINE = POT_CMD_RUN | POT_CMD_CHAT | POT_CMD_WORKER | POT_CMD_EVAL,
+    POT_CMD_ALL = 31
 };
 
 typedef struct pot_settings {
     /* Generation */
-    const char *prompt;       /* -p */
-    bool chat;                /* --chat: apply the template to the prompt */
-    const char *system;       /* --system TEXT */
-    const char *tools;        /* --tools FILE: JSON list of OpenAI tools */
-    bool think;               /* --think: the model reasons first (GLM-5.2: enable_thinking) */
-    int64_t n_predict;        /* -n */
+    const char *prompt; /* -p */
+    bool chat;          /* --chat: apply the template to the prompt */
+    const char *system; /* --system TEXT */
+    const char *tools;  /* --tools FILE: JSON list of OpenAI tools */
+    bool think;         /* --think: the model reasons first (GLM-5.2: enable_thinking) */
+    int64_t n_predict;  /* -n */
     bool ignore_eos;
-    double temperature, top_p, min_p; /* --temp, --top-p, --min-p; NaN = the model's own (generation_config), else 0 = greedy */
+    double temperature, top_p,
+        min_p; /* --temp, --top-p, --min-p; NaN = the model's own (generation_config), else 0 = greedy */
     int64_t top_k, seed;
     const char *chat_template; /* glm-5.2 | glm-5.3 | auto */
     /* Model */
     bool reference;
     const char *experts_format, *dense_format, *head_format; /* "auto" or a format's name */
-    int64_t ctx;              /* tokens */
-    const char *kv;           /* bf16 | f32; reference implies f32 */
+    int64_t ctx;                                             /* tokens */
+    const char *kv;                                          /* bf16 | f32; reference implies f32 */
     int64_t prefill_tile;
     /* Machine */
-    const char *kernels;      /* auto | generic | avx2 */
-    int64_t threads;          /* 0 = choose */
+    const char *kernels; /* auto | generic | avx2 */
+    int64_t threads;     /* 0 = choose */
     /* Cluster */
-    const char *map;          /* contiguous | round-robin | sliced | random:SEED */
-    const char *model;        /* --model: worker's own path */
-    const char *transport;    /* auto | ucx */
-    uint64_t spin_us;         /* --spin; UINT64_MAX = auto */
+    const char *map;       /* contiguous | round-robin | sliced | random:SEED */
+    const char *model;     /* --model: worker's own path */
+    const char *transport; /* auto | ucx */
+    uint64_t spin_us;      /* --spin; UINT64_MAX = auto */
     uint64_t heartbeat_us, dead_us, timeout_us;
     /* Output */
     const char *log, *config;

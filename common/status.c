@@ -15,9 +15,7 @@ static const struct {
 #undef X
 };
 
-static bool is_known(pot_status status) {
-    return (unsigned)status < POT_STATUS_COUNT;
-}
+static bool is_known(pot_status status) { return (unsigned)status < POT_STATUS_COUNT; }
 
 /* A text that did not fit ends in "..." and never in half a UTF-8 character. */
 static void mark_as_cut(char *text, size_t size) {
@@ -48,31 +46,24 @@ pot_status pot_fail(pot_err *err, pot_status status, const char *format, ...) {
 
 pot_status pot_at(pot_err *err, const char *format, ...) {
     if (!err) return POT_ERROR;
-    char where[POT_ERR_TEXT];
+    char text[2 * POT_ERR_TEXT];
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(where, sizeof where, format, args);
+    int n = vsnprintf(text, POT_ERR_TEXT, format, args);
     va_end(args);
     if (n < 0) return err->status;
-    if (n >= (int)sizeof where) mark_as_cut(where, sizeof where);
-    char text[2 * POT_ERR_TEXT + 2];
-    n = snprintf(text, sizeof text, "%s: %s", where, err->text);
+    if (n >= POT_ERR_TEXT) n = POT_ERR_TEXT - 1; /* the cut below then falls into it */
+    n += snprintf(text + n, sizeof text - (size_t)n, ": %s", err->text);
     if (n >= POT_ERR_TEXT) mark_as_cut(text, POT_ERR_TEXT);
     memcpy(err->text, text, strlen(text) + 1);
     return err->status;
 }
 
-const char *pot_status_name(pot_status status) {
-    return is_known(status) ? statuses[status].name : "UNKNOWN";
-}
+const char *pot_status_name(pot_status status) { return is_known(status) ? statuses[status].name : "UNKNOWN"; }
 
-const char *pot_status_text(pot_status status) {
-    return is_known(status) ? statuses[status].text : "unknown status";
-}
+const char *pot_status_text(pot_status status) { return is_known(status) ? statuses[status].text : "unknown status"; }
 
-int pot_status_exit_code(pot_status status) {
-    return is_known(status) ? statuses[status].exit_code : 1;
-}
+int pot_status_exit_code(pot_status status) { return is_known(status) ? statuses[status].exit_code : 1; }
 
 void pot_assert_failed(const char *condition, const char *file, int line) {
     fprintf(stderr, "potluck: internal error, please report it: `%s` does not hold at %s:%d\n", condition, file, line);

@@ -13,21 +13,21 @@
 #include <stdbool.h>
 
 /* name, process exit code, HTTP code, what is broken beyond the call */
-#define POT_STATUS_MAP(X)                                                   \
-    X(OK, 0, 200, "ok")                                                     \
-    X(ERROR, 1, 500, "error")                                               \
-    X(USAGE, 2, 400, "wrong option or argument")                            \
-    X(CONFIG, 1, 500, "unsupported or contradictory model configuration")   \
-    X(FORMAT, 1, 500, "malformed file or message")                          \
-    X(NOT_FOUND, 1, 404, "not found")                                       \
-    X(IO, 1, 500, "input or output failed")                                 \
-    X(NO_MEMORY, 1, 503, "not enough memory")                               \
-    X(LIMIT, 1, 400, "a limit was exceeded")                                \
-    X(NUMERIC, 1, 500, "a value was not finite or out of range")            \
-    X(TIMEOUT, 3, 504, "a deadline passed")                                 \
-    X(PEER_LOST, 3, 502, "a peer is gone")                                  \
-    X(REFUSED, 3, 502, "a peer does not match")                             \
-    X(CANCELLED, 130, 499, "cancelled")                                     \
+#define POT_STATUS_MAP(X)                                                 \
+    X(OK, 0, 200, "ok")                                                   \
+    X(ERROR, 1, 500, "error")                                             \
+    X(USAGE, 2, 400, "wrong option or argument")                          \
+    X(CONFIG, 1, 500, "unsupported or contradictory model configuration") \
+    X(FORMAT, 1, 500, "malformed file or message")                        \
+    X(NOT_FOUND, 1, 404, "not found")                                     \
+    X(IO, 1, 500, "input or output failed")                               \
+    X(NO_MEMORY, 1, 503, "not enough memory")                             \
+    X(LIMIT, 1, 400, "a limit was exceeded")                              \
+    X(NUMERIC, 1, 500, "a value was not finite or out of range")          \
+    X(TIMEOUT, 3, 504, "a deadline passed")                               \
+    X(PEER_LOST, 3, 502, "a peer is gone")                                \
+    X(REFUSED, 3, 502, "a peer does not match")                           \
+    X(CANCELLED, 130, 499, "cancelled")                                   \
     X(BUG, 1, 500, "an internal error, please report it")
 
 typedef enum pot_status {
@@ -45,8 +45,7 @@ typedef struct pot_err {
 } pot_err;
 
 /* Writes the sentence and returns `status`, so that `return pot_fail(err, POT_IO, "...")` reads well. */
-pot_status pot_fail(pot_err *err, pot_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+pot_status pot_fail(pot_err *err, pot_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 pot_status pot_vfail(pot_err *err, pot_status status, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 
@@ -58,9 +57,9 @@ const char *pot_status_text(pot_status status);
 int pot_status_exit_code(pot_status status);
 
 /* Always on: only our own bug can break it.  Prints the expression and place, then aborts. */
-#define POT_ASSERT(condition)                                                       \
-    do {                                                                            \
-        if (!(condition)) pot_assert_failed(#condition, __FILE__, __LINE__);        \
+#define POT_ASSERT(condition)                                                \
+    do {                                                                     \
+        if (!(condition)) pot_assert_failed(#condition, __FILE__, __LINE__); \
     } while (0)
 void pot_assert_failed(const char *condition, const char *file, int line) __attribute__((noreturn));
 

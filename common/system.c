@@ -17,9 +17,7 @@
 
 enum { MAX_CPUS = 8192 };
 
-static bool started_by_mpi(void) {
-    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
-}
+static bool started_by_mpi(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK"); }
 
 static int cpus_allowed(cpu_set_t *set, size_t bytes) {
     CPU_ZERO_S(bytes, set);
@@ -49,11 +47,10 @@ static int count_cores(const cpu_set_t *set, size_t bytes) {
         hwloc_obj_t core = NULL;
         while ((core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core))) {
             unsigned cpu;
-            hwloc_bitmap_foreach_begin(cpu, core->cpuset)
-                if (cpu < MAX_CPUS && CPU_ISSET_S(cpu, bytes, set)) {
-                    n++;
-                    break;
-                }
+            hwloc_bitmap_foreach_begin(cpu, core->cpuset) if (cpu < MAX_CPUS && CPU_ISSET_S(cpu, bytes, set)) {
+                n++;
+                break;
+            }
             hwloc_bitmap_foreach_end();
         }
     }
@@ -117,17 +114,11 @@ void pot_stop_install(void) {
     sigaction(SIGTERM, &action, NULL);
 }
 
-bool pot_stop_requested(void) {
-    return atomic_load_explicit(&stop_signal, memory_order_relaxed) != 0;
-}
+bool pot_stop_requested(void) { return atomic_load_explicit(&stop_signal, memory_order_relaxed) != 0; }
 
-int pot_stop_signal(void) {
-    return atomic_load(&stop_signal);
-}
+int pot_stop_signal(void) { return atomic_load(&stop_signal); }
 
-int pot_stop_fd(void) {
-    return atomic_load(&stop_event);
-}
+int pot_stop_fd(void) { return atomic_load(&stop_event); }
 
 void pot_stop_clear(void) {
     atomic_store(&stop_signal, 0);

@@ -1,5 +1,6 @@
-/* The narrow floats, bit by bit.  A narrow normal number is a f32 with another exponent bias and fewer mantissa bits; a
- * narrow subnormal is a small integer times a fixed power of two, so it is normalised with a shift. */
+/* The narrow floats, bit by bit.  A narrow normal number is a f32 with another exponent bias and fewer
+ * mantissa bits; a narrow subnormal is a small integer times a fixed power of two, so it is normalised with
+ * a shift. */
 #include "kernels/convert.h"
 
 /* mantissa * 2^exponent as f32 bits without sign; mantissa below 2^24 and the result a normal f32 (or 0). */
@@ -44,10 +45,16 @@ float pot_f32_from_e4m3(uint8_t code) {
 uint8_t pot_e4m3_from_f32(float value) {
     uint32_t bits = pot_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
-    if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu); /* 448 */
+    if (magnitude >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);                        /* 448 */
     if (magnitude < 0x3c800000u) return (uint8_t)(sign | round_to_units(magnitude, -9)); /* below 2^-6 */
     uint32_t rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
     return (uint8_t)(sign | (rounded - (120u << 23)) >> 20);
+}
+
+float pot_f32_from_e2m1(uint8_t code) {
+    static const float VALUE[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return VALUE[code];
 }
 
 float pot_f32_from_e8m0(uint8_t code) {

@@ -1,7 +1,8 @@
 /* The expert layer over a list of jobs (DESIGN 3: a chunk is a small expert, sums are integers).
  *
- * Phase A: one unit of work is 32 inner rows of one job's chunk, which is one block of what `down` will read.  It multiplies
- *          gate and up, applies SwiGLU and leaves the block in the scratch, quantized if `down` wants integers.
+ * Phase A: one unit of work is 32 inner rows of one job's chunk, which is one block of what `down` will read.
+ *          It multiplies gate and up, applies SwiGLU and leaves the block in the scratch, quantized if `down`
+ *          wants integers.
  * Phase B: each thread owns a range of hidden tiles and walks all jobs over it: no two threads write one sum.
  *
  * Both phases take a job's rows in batches of BATCH, so that what lies between two products stays on the stack. */
@@ -38,8 +39,7 @@ void pot_ffn_scratch_free(pot_ffn_scratch *scratch) {
 static pot_act_row hidden_row(const job_state *state, uint32_t i) {
     uint8_t *row = state->hidden + i * state->row_bytes;
     if (!state->integer) return (pot_act_row){.values = (float *)(void *)row};
-    return (pot_act_row){.codes = (int8_t *)row,
-                         .scales = (float *)(void *)(row + (size_t)state->blocks * POT_BLOCK)};
+    return (pot_act_row){.codes = (int8_t *)row, .scales = (float *)(void *)(row + (size_t)state->blocks * POT_BLOCK)};
 }
 
 /* The 32 rows of a gate or up matrix that make block `block`. */
@@ -125,8 +125,8 @@ static pot_status plan(job_state **out, uint64_t *work, const pot_ffn_job *jobs,
         pot_ffn_scratch_free(scratch);
         scratch->memory = pot_alloc_aligned(bytes);
         if (scratch->memory == NULL)
-            return pot_fail(err, POT_NO_MEMORY, "no memory for the hidden values of %u expert chunks (%zu bytes)", n_jobs,
-                            bytes);
+            return pot_fail(err, POT_NO_MEMORY, "no memory for the hidden values of %u expert chunks (%zu bytes)",
+                            n_jobs, bytes);
         scratch->bytes = bytes;
     }
     job_state *states = (job_state *)(void *)scratch->memory;
@@ -156,11 +156,12 @@ pot_status pot_ffn_run(const pot_compute *compute, int64_t *acc, uint32_t hidden
     const pot_kernels *kernels = compute->kernels;
     const uint32_t tiles = pot_tiles(hidden);
     uint32_t bad = UINT32_MAX; /* the first job with a fault, whatever the threads do */
-#pragma omp parallel num_threads(compute->threads) if (work >= MIN_PRODUCTS && compute->threads > 1) \
-    reduction(min : bad)
+#pragma omp parallel num_threads(compute->threads) if (work >= MIN_PRODUCTS && compute->threads > 1) reduction(min \
+                                                                                                               : bad)
     {
         pot_fp_strict();
-        /* A unit is some microseconds of reading weights, and jobs differ in rows: handed out as threads come. */
+        /* A unit is some microseconds of reading weights, and jobs differ in rows: handed out as threads
+         * come. */
 #pragma omp for schedule(dynamic, 1)
         for (uint32_t unit = 0; unit < n_jobs * MAX_BLOCKS; unit++) {
             const job_state *state = &states[unit / MAX_BLOCKS];

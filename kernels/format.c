@@ -1,29 +1,19 @@
 /* The traits of every packed format and all arithmetic about sizes and places in R16.
  *
- * A tile's stream is counted in lines of 64 bytes.  A block of 32 columns of 16 rows takes as many lines as a weight has
- * bits (16 * 32 * bits / 8 / 64 = bits), and scales are whole lines in between; the rest is division. */
+ * A tile's stream is counted in lines of 64 bytes.  A block of 32 columns of 16 rows takes as many lines as
+ * a weight has bits (16 * 32 * bits / 8 / 64 = bits), and scales are whole lines in between; the rest is
+ * division. */
 #include "kernels/format.h"
 
 #include <string.h>
 
 #include "kernels/layout.h"
 
-static const pot_format_traits TRAITS[POT_FORMAT_COUNT] = {
-    [POT_FORMAT_NONE] = {"none", 0, POT_SCALE_NONE, 0, false},
-    [POT_FORMAT_F32] = {"f32", 32, POT_SCALE_NONE, 0, false},
-    [POT_FORMAT_BF16] = {"bf16", 16, POT_SCALE_NONE, 0, false},
-    [POT_FORMAT_FP8] = {"fp8", 8, POT_SCALE_F32, 4, false},
-    [POT_FORMAT_Q8_ROW] = {"q8", 8, POT_SCALE_F32, 0, true},
-    [POT_FORMAT_Q8_G32] = {"q8g32", 8, POT_SCALE_F32, 1, true},
-    [POT_FORMAT_Q4_ROW] = {"q4", 4, POT_SCALE_F32, 0, true},
-    [POT_FORMAT_Q4_G32] = {"q4g32", 4, POT_SCALE_F16, 1, true},
-    [POT_FORMAT_Q4_G64] = {"q4g64", 4, POT_SCALE_F16, 2, true},
-    [POT_FORMAT_Q4_G128] = {"q4g128", 4, POT_SCALE_F16, 4, true},
-    [POT_FORMAT_Q4_G32_F32] = {"q4g32f32", 4, POT_SCALE_F32, 1, true},
-    [POT_FORMAT_Q4_G64_F32] = {"q4g64f32", 4, POT_SCALE_F32, 2, true},
-    [POT_FORMAT_Q4_G128_F32] = {"q4g128f32", 4, POT_SCALE_F32, 4, true},
-    [POT_FORMAT_Q2_ROW] = {"q2", 2, POT_SCALE_F32, 0, true},
-    [POT_FORMAT_MXFP4] = {"mxfp4", 4, POT_SCALE_E8M0, 1, true},
+static const pot_format_traits TRAITS[POT_FORMAT_COUNT] = {[POT_FORMAT_NONE] = {"none", 0, POT_SCALE_NONE, 0, false},
+#define X(format, name, codes, bits, scale, group) \
+    [POT_FORMAT_##format] = {name, bits, POT_SCALE_##scale, group, POT_CODES_##codes != POT_CODES_FLOAT},
+                                                           POT_FORMAT_MAP(X)
+#undef X
 };
 
 const pot_format_traits *pot_format_get(pot_format format) {
@@ -80,19 +70,16 @@ static uint32_t down_phase(const pot_ffn_shape *shape, uint32_t chunk) {
 size_t pot_chunk_bytes(const pot_ffn_shape *shape, uint32_t chunk) {
     uint32_t rows = pot_chunk_rows(shape, chunk);
     size_t gate_up = 2 * pot_tiles(rows) * pot_tile_bytes((pot_format)shape->gate_up_format, shape->hidden, 0);
-    size_t down = pot_tiles(shape->hidden) *
-                  pot_tile_bytes((pot_format)shape->down_format, rows, down_phase(shape, chunk));
+    size_t down =
+        pot_tiles(shape->hidden) * pot_tile_bytes((pot_format)shape->down_format, rows, down_phase(shape, chunk));
     return (gate_up + down + POT_CHUNK_ALIGN - 1) / POT_CHUNK_ALIGN * POT_CHUNK_ALIGN;
 }
 
 void pot_chunk_view(pot_chunk *out, const pot_ffn_shape *shape, uint32_t chunk, const uint8_t *data) {
     uint32_t rows = pot_chunk_rows(shape, chunk), phase = down_phase(shape, chunk);
     size_t tile = pot_tile_bytes((pot_format)shape->gate_up_format, shape->hidden, 0);
-    pot_matrix gate = {.data = data,
-                       .tile_stride = 2 * tile,
-                       .rows = rows,
-                       .cols = shape->hidden,
-                       .format = shape->gate_up_format};
+    pot_matrix gate = {
+        .data = data, .tile_stride = 2 * tile, .rows = rows, .cols = shape->hidden, .format = shape->gate_up_format};
     pot_matrix up = gate;
     up.data = data + tile;
     pot_matrix down = {.data = data + 2 * pot_tiles(rows) * tile,

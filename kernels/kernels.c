@@ -12,12 +12,12 @@
 bool pot_kernels_generic_usable(void) { return true; }
 
 #if defined(__x86_64__)
-/* Here and not in kernels_avx2.c: this must run on any CPU.  The builtin also asks whether the OS keeps the registers;
- * compilers disagree on whether it knows "f16c". */
+/* Here and not in kernels_avx2.c: this must run on any CPU.  The builtin also asks whether the OS keeps the
+ * registers; compilers disagree on whether it knows "f16c". */
 bool pot_kernels_avx2_usable(void) {
     unsigned eax, ebx, ecx, edx;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
+           (ecx & bit_F16C);
 }
 #endif
 
@@ -57,7 +57,7 @@ pot_status pot_kernels_pick(const pot_kernels **out, const char *name, pot_err *
     }
     for (int i = 0; i < N_TABLES; i++)
         if (strcmp(name, TABLES[i].table->name) == 0)
-            return pot_fail(err, POT_USAGE, "kernels '%s' need instructions that this CPU does not have; it can run: %s",
-                            name, names);
+            return pot_fail(err, POT_USAGE,
+                            "kernels '%s' need instructions that this CPU does not have; it can run: %s", name, names);
     return pot_fail(err, POT_USAGE, "no kernels are called '%s'; this CPU can run: %s", name, names);
 }

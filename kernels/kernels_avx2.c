@@ -1,12 +1,12 @@
 /* AVX2 + FMA + F16C: eight output rows a register, so a line is two registers.
  *
- * The arithmetic per output is that of kernels_generic.c, operation for operation; only what is exact in any order (integer
- * block dots) is arranged for the instructions:
- *   codes of 2 and 4 bits  are kept unsigned (v + offset) for maddubs, and offset * sum(x) is taken off at the end; eight
+ * The arithmetic per output is that of kernels_generic.c, operation for operation; only what is exact in any
+ * order (integer block dots) is arranged for the instructions:
+ *   codes of 2 and 4 bits  are kept unsigned (v + offset) for maddubs, and offset * sum(x) is taken off; eight
  *                          products of at most 15 * 128 * 2 fit 16 bits, of MXFP4 (24 * 128 * 2) only four.
  *   codes of 8 bits        are widened to 16 bits, even and odd bytes apart; maddubs would saturate.
- * Up to four activation rows share one unpacking of the weights (R); with a single row the float formats take up to four tiles
- * at once (T), because one fmaf chain per output is bound by the latency of the fma. */
+ * Up to four activation rows share one unpacking of the weights (R).  With a single row the float formats take
+ * up to four tiles at once (T), because one fmaf chain per output is bound by the latency of the fma. */
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -92,8 +92,7 @@ POT_INLINE void dots_8bit(__m256i dot[MAX_R][2], const uint8_t *lines, const int
 
 /* Twice the value of each E2M1 code, plus 12. */
 POT_INLINE __m256i e2m1_table(void) {
-    return _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
 }
 
 POT_INLINE void dots_small(__m256i dot[MAX_R][2], const uint8_t *lines, const int8_t *const x[MAX_R], const int R,
@@ -114,8 +113,7 @@ POT_INLINE void dots_small(__m256i dot[MAX_R][2], const uint8_t *lines, const in
         }
         for (int i = 0; i < R; i++) {
             __m256i quad = broadcast_quad(x[i] + 4 * q);
-            for (int h = 0; h < 2; h++)
-                sum[i][h] = _mm256_add_epi16(sum[i][h], _mm256_maddubs_epi16(w[h], quad));
+            for (int h = 0; h < 2; h++) sum[i][h] = _mm256_add_epi16(sum[i][h], _mm256_maddubs_epi16(w[h], quad));
         }
         if (q == 7 || (e2m1 && q == 3))
             for (int i = 0; i < R; i++)
@@ -173,7 +171,8 @@ POT_INLINE __m256 column(const uint8_t *lines, const int bits, const int k, cons
     if (bits == 16)
         return _mm256_castsi256_ps(k % 2 ? _mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u))
                                          : _mm256_slli_epi32(w, 16));
-    /* e4m3: the code to the top, then exponent and mantissa to where f32 has them; 2^120 mends the bias (exact). */
+    /* e4m3: the code to the top, then exponent and mantissa to where f32 has them; 2^120 mends the bias
+     * (exact). */
     w = _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - k % 4 * 8), 4);
     w = _mm256_and_si256(w, _mm256_set1_epi32((int)0x87f00000u));
     return _mm256_mul_ps(_mm256_castsi256_ps(w), _mm256_set1_ps(0x1p120f));
@@ -221,25 +220,23 @@ POT_INLINE void float_tiles(float *y, size_t y_stride, uint32_t count, const uin
 
 /* ---- products ---- */
 
-enum { FLOATS, INTEGERS, E2M1 };
-
 /* T tiles from `tile` on, R activation rows. */
 POT_INLINE void run_tiles(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile, const pot_act_row *x,
-                          const int T, const int R, const int codes, const int bits, const int kind,
+                          const int T, const int R, const pot_codes codes, const int bits, const int kind,
                           const uint32_t blocks_per_group) {
     const uint8_t *data = w->data + tile * w->tile_stride;
     const uint32_t first = tile * POT_TILE_ROWS, count = w->rows - first;
-    if (codes == FLOATS)
+    if (codes == POT_CODES_FLOAT)
         float_tiles(y + first, y_stride, count, data, w, x, T, R, bits, blocks_per_group);
     else
-        integer_tile(y + first, y_stride, count, data, w, x, R, bits, kind, blocks_per_group, codes == E2M1);
+        integer_tile(y + first, y_stride, count, data, w, x, R, bits, kind, blocks_per_group, codes == POT_CODES_E2M1);
 }
 
 /* A few tiles outside, all rows inside: weights come from memory once. */
 POT_INLINE void run(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin, uint32_t tile_end,
-                    const pot_act_row *x, uint32_t n, const int codes, const int bits, const int kind,
+                    const pot_act_row *x, uint32_t n, const pot_codes codes, const int bits, const int kind,
                     const uint32_t blocks_per_group) {
-    const uint32_t wide = codes == FLOATS ? MAX_T : 1;
+    const uint32_t wide = codes == POT_CODES_FLOAT ? MAX_T : 1;
     for (uint32_t t = tile_begin, step; t < tile_end; t += step) {
         step = tile_end - t >= wide ? wide : 1;
         uint32_t i = 0;
@@ -259,26 +256,13 @@ POT_INLINE void run(float *y, size_t y_stride, const pot_matrix *w, uint32_t til
     }
 }
 
-#define MATMUL(name, codes, bits, kind, group)                                                                     \
-    static void matmul_##name(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin,                 \
-                              uint32_t tile_end, const pot_act_row *x, uint32_t n) {                               \
-        run(y, y_stride, w, tile_begin, tile_end, x, n, codes, bits, kind, group);                                 \
+#define X(format, name, codes, bits, scale, group)                                                          \
+    static void matmul_##format(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin,        \
+                                uint32_t tile_end, const pot_act_row *x, uint32_t n) {                      \
+        run(y, y_stride, w, tile_begin, tile_end, x, n, POT_CODES_##codes, bits, POT_SCALE_##scale, group); \
     }
-
-MATMUL(f32, FLOATS, 32, POT_SCALE_NONE, 0)
-MATMUL(bf16, FLOATS, 16, POT_SCALE_NONE, 0)
-MATMUL(fp8, FLOATS, 8, POT_SCALE_F32, 4)
-MATMUL(q8_row, INTEGERS, 8, POT_SCALE_F32, 0)
-MATMUL(q8_g32, INTEGERS, 8, POT_SCALE_F32, 1)
-MATMUL(q4_row, INTEGERS, 4, POT_SCALE_F32, 0)
-MATMUL(q4_g32, INTEGERS, 4, POT_SCALE_F16, 1)
-MATMUL(q4_g64, INTEGERS, 4, POT_SCALE_F16, 2)
-MATMUL(q4_g128, INTEGERS, 4, POT_SCALE_F16, 4)
-MATMUL(q4_g32_f32, INTEGERS, 4, POT_SCALE_F32, 1)
-MATMUL(q4_g64_f32, INTEGERS, 4, POT_SCALE_F32, 2)
-MATMUL(q4_g128_f32, INTEGERS, 4, POT_SCALE_F32, 4)
-MATMUL(q2_row, INTEGERS, 2, POT_SCALE_F32, 0)
-MATMUL(mxfp4, E2M1, 4, POT_SCALE_E8M0, 1)
+POT_FORMAT_MAP(X)
+#undef X
 
 /* ---- rows ---- */
 
@@ -315,8 +299,7 @@ POT_INLINE __m256 swiglu8(__m256 g, __m256 u) {
 
 static void swiglu(float *h, const float *g, const float *u, uint32_t n) {
     uint32_t i = 0;
-    for (; n - i >= LANES; i += LANES)
-        _mm256_storeu_ps(h + i, swiglu8(_mm256_loadu_ps(g + i), _mm256_loadu_ps(u + i)));
+    for (; n - i >= LANES; i += LANES) _mm256_storeu_ps(h + i, swiglu8(_mm256_loadu_ps(g + i), _mm256_loadu_ps(u + i)));
     const __m256i mask = tail_mask(n - i);
     if (i < n)
         _mm256_maskstore_ps(h + i, mask, swiglu8(_mm256_maskload_ps(g + i, mask), _mm256_maskload_ps(u + i, mask)));
@@ -342,7 +325,8 @@ static void axpy(float *y, float a, const float *x, uint32_t n) {
 }
 
 /* `wide` registers of heads at once, so that as many fma chains run side by side. */
-POT_INLINE void heads_dot_wide(float *out, const float *q, size_t stride, const float *k, uint32_t dims, const int wide) {
+POT_INLINE void heads_dot_wide(float *out, const float *q, size_t stride, const float *k, uint32_t dims,
+                               const int wide) {
     __m256 sum[4];
     for (int j = 0; j < wide; j++) sum[j] = _mm256_loadu_ps(out + LANES * j);
     for (uint32_t d = 0; d < dims; d++) {
@@ -414,7 +398,8 @@ static bool quantize(int8_t *codes, float *scales, const float *x, uint32_t bloc
     return finite;
 }
 
-/* Four values that are all below 2^51 become integers by adding 1.5 * 2^52; larger ones are left to the generic kernel. */
+/* Four values that are all below 2^51 become integers by adding 1.5 * 2^52; larger ones are left to the
+ * generic kernel. */
 static bool grid_add(int64_t *acc, const float *v, float weight, uint32_t n, int grid) {
     const __m256d unit = _mm256_set1_pd(ldexp(1.0, grid)), magic = _mm256_set1_pd(0x1.8p52);
     const __m256d limit = _mm256_set1_pd(0x1p51), no_sign = _mm256_castsi256_pd(_mm256_set1_epi64x(INT64_MAX));
@@ -436,21 +421,10 @@ static bool grid_add(int64_t *acc, const float *v, float weight, uint32_t n, int
 
 const pot_kernels pot_kernels_avx2 = {
     .name = "avx2",
-    .matmul = {[POT_FORMAT_F32] = matmul_f32,
-               [POT_FORMAT_BF16] = matmul_bf16,
-               [POT_FORMAT_FP8] = matmul_fp8,
-               [POT_FORMAT_Q8_ROW] = matmul_q8_row,
-               [POT_FORMAT_Q8_G32] = matmul_q8_g32,
-               [POT_FORMAT_Q4_ROW] = matmul_q4_row,
-               [POT_FORMAT_Q4_G32] = matmul_q4_g32,
-               [POT_FORMAT_Q4_G64] = matmul_q4_g64,
-               [POT_FORMAT_Q4_G128] = matmul_q4_g128,
-               [POT_FORMAT_Q4_G32_F32] = matmul_q4_g32_f32,
-               [POT_FORMAT_Q4_G64_F32] = matmul_q4_g64_f32,
-               [POT_FORMAT_Q4_G128_F32] = matmul_q4_g128_f32,
-               [POT_FORMAT_Q2_ROW] = matmul_q2_row,
-               [POT_FORMAT_MXFP4] = matmul_mxfp4},
-    .quantize = quantize,
+#define X(format, name, codes, bits, scale, group) .matmul[POT_FORMAT_##format] = matmul_##format,
+    POT_FORMAT_MAP(X)
+#undef X
+        .quantize = quantize,
     .swiglu = swiglu,
     .grid_add = grid_add,
     .heads_dot = heads_dot,

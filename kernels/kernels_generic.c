@@ -1,11 +1,11 @@
 /* The kernels in plain C: they define what every other table must give, bit for bit.
  *
- * A product runs tile by tile and, in a tile, for up to ROWS activation rows at a time, so that a block of weights is
- * unpacked once for all of them.  Per output there is one accumulator; it takes the blocks (or elements) in ascending
- * order with one fmaf each.  The loops over outputs are innermost and of constant length: the compiler may turn them
- * into vectors, which does not change the order of anything.
+ * A product runs tile by tile and, in a tile, for up to ROWS activation rows at a time, so that a block of
+ * weights is unpacked once for all of them.  Per output there is one accumulator; it takes the blocks (or
+ * elements) in ascending order with one fmaf each.  The loops over outputs are innermost and of constant
+ * length: the compiler may turn them into vectors, which does not change the order of anything.
  *
- * The bodies are written once and specialised by constant arguments; the macros at the end of each part name them. */
+ * The bodies are written once and specialised by the constants of POT_FORMAT_MAP. */
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -18,8 +18,8 @@
 
 enum { ROWS = 8, QUADS = POT_BLOCK / 4, QUAD_CODES = 4 * POT_TILE_ROWS };
 
-static void store_rows(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile,
-                       float value[ROWS][POT_TILE_ROWS], uint32_t n) {
+static void store_rows(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile, float value[ROWS][POT_TILE_ROWS],
+                       uint32_t n) {
     uint32_t first = tile * POT_TILE_ROWS, count = w->rows - first;
     if (count > POT_TILE_ROWS) count = POT_TILE_ROWS;
     for (uint32_t i = 0; i < n; i++) memcpy(y + i * y_stride + first, value[i], count * sizeof(float));
@@ -44,7 +44,8 @@ POT_INLINE void read_scales(float scale[POT_TILE_ROWS], const uint8_t *at, const
 
 static const int8_t E2M1_HALVES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* A block of weights as integers: code[q][r*4+j] is row r, column 4q+j.  With `bits` a code, one line holds 8/bits quads. */
+/* A block of weights as integers: code[q][r*4+j] is row r, column 4q+j.  With `bits` a code, one line holds
+ * 8/bits quads. */
 POT_INLINE void unpack_codes(int16_t code[QUADS][QUAD_CODES], const uint8_t *lines, const int bits, const bool e2m1) {
     const int per_byte = 8 / bits;
     for (int q = 0; q < QUADS; q++) {
@@ -149,37 +150,29 @@ POT_INLINE void float_tile(float acc[ROWS][POT_TILE_ROWS], const uint8_t *tile, 
     }
 }
 
-#define MATMUL(name, tile_call)                                                                                    \
-    static void matmul_##name(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin,                 \
-                              uint32_t tile_end, const pot_act_row *x, uint32_t n) {                               \
-        for (uint32_t t = tile_begin; t < tile_end; t++) {                                                         \
-            const uint8_t *tile = w->data + t * w->tile_stride;                                                    \
-            for (uint32_t i = 0; i < n; i += ROWS) {                                                               \
-                uint32_t count = n - i < ROWS ? n - i : ROWS;                                                      \
-                float acc[ROWS][POT_TILE_ROWS] = {{0}};                                                            \
-                tile_call;                                                                                         \
-                store_rows(y + i * y_stride, y_stride, w, t, acc, count);                                          \
-            }                                                                                                      \
-        }                                                                                                          \
-    }
-#define INTEGER(name, bits, kind, group, e2m1) \
-    MATMUL(name, integer_tile(acc, tile, w, x + i, count, bits, kind, group, e2m1))
-#define FLOAT(name, bits, group) MATMUL(name, float_tile(acc, tile, w, x + i, count, bits, group))
+POT_INLINE void run(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin, uint32_t tile_end,
+                    const pot_act_row *x, uint32_t n, const pot_codes codes, const int bits, const int kind,
+                    const uint32_t blocks_per_group) {
+    for (uint32_t t = tile_begin; t < tile_end; t++)
+        for (uint32_t i = 0; i < n; i += ROWS) {
+            const uint8_t *tile = w->data + t * w->tile_stride;
+            uint32_t count = n - i < ROWS ? n - i : ROWS;
+            float acc[ROWS][POT_TILE_ROWS] = {{0}};
+            if (codes == POT_CODES_FLOAT)
+                float_tile(acc, tile, w, x + i, count, bits, blocks_per_group);
+            else
+                integer_tile(acc, tile, w, x + i, count, bits, kind, blocks_per_group, codes == POT_CODES_E2M1);
+            store_rows(y + i * y_stride, y_stride, w, t, acc, count);
+        }
+}
 
-FLOAT(f32, 32, 0)
-FLOAT(bf16, 16, 0)
-FLOAT(fp8, 8, 4)
-INTEGER(q8_row, 8, POT_SCALE_F32, 0, false)
-INTEGER(q8_g32, 8, POT_SCALE_F32, 1, false)
-INTEGER(q4_row, 4, POT_SCALE_F32, 0, false)
-INTEGER(q4_g32, 4, POT_SCALE_F16, 1, false)
-INTEGER(q4_g64, 4, POT_SCALE_F16, 2, false)
-INTEGER(q4_g128, 4, POT_SCALE_F16, 4, false)
-INTEGER(q4_g32_f32, 4, POT_SCALE_F32, 1, false)
-INTEGER(q4_g64_f32, 4, POT_SCALE_F32, 2, false)
-INTEGER(q4_g128_f32, 4, POT_SCALE_F32, 4, false)
-INTEGER(q2_row, 2, POT_SCALE_F32, 0, false)
-INTEGER(mxfp4, 4, POT_SCALE_E8M0, 1, true)
+#define X(format, name, codes, bits, scale, group)                                                          \
+    static void matmul_##format(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin,        \
+                                uint32_t tile_end, const pot_act_row *x, uint32_t n) {                      \
+        run(y, y_stride, w, tile_begin, tile_end, x, n, POT_CODES_##codes, bits, POT_SCALE_##scale, group); \
+    }
+POT_FORMAT_MAP(X)
+#undef X
 
 /* ---- rows ---- */
 
@@ -197,7 +190,8 @@ static bool quantize(int8_t *codes, float *scales, const float *x, uint32_t bloc
         }
         float amax = pot_f32_from_bits(largest);
         scales[b] = amax < 0x1p-100f ? 0.0f : amax / 127.0f;
-        /* Quotients stay below 128, so adding 1.5 * 2^23 rounds them to whole numbers, ties to even, as rint does. */
+        /* Quotients stay below 128, so adding 1.5 * 2^23 rounds them to whole numbers, ties to even, as rint
+         * does. */
         for (int k = 0; k < POT_BLOCK; k++)
             codes[k] = (int8_t)(scales[b] == 0.0f ? 0.0f : (x[k] / scales[b] + 0x1.8p23f) - 0x1.8p23f);
     }
@@ -239,21 +233,10 @@ static void bf16_to_f32(float *y, const uint16_t *x, uint32_t n) {
 
 const pot_kernels pot_kernels_generic = {
     .name = "generic",
-    .matmul = {[POT_FORMAT_F32] = matmul_f32,
-               [POT_FORMAT_BF16] = matmul_bf16,
-               [POT_FORMAT_FP8] = matmul_fp8,
-               [POT_FORMAT_Q8_ROW] = matmul_q8_row,
-               [POT_FORMAT_Q8_G32] = matmul_q8_g32,
-               [POT_FORMAT_Q4_ROW] = matmul_q4_row,
-               [POT_FORMAT_Q4_G32] = matmul_q4_g32,
-               [POT_FORMAT_Q4_G64] = matmul_q4_g64,
-               [POT_FORMAT_Q4_G128] = matmul_q4_g128,
-               [POT_FORMAT_Q4_G32_F32] = matmul_q4_g32_f32,
-               [POT_FORMAT_Q4_G64_F32] = matmul_q4_g64_f32,
-               [POT_FORMAT_Q4_G128_F32] = matmul_q4_g128_f32,
-               [POT_FORMAT_Q2_ROW] = matmul_q2_row,
-               [POT_FORMAT_MXFP4] = matmul_mxfp4},
-    .quantize = quantize,
+#define X(format, name, codes, bits, scale, group) .matmul[POT_FORMAT_##format] = matmul_##format,
+    POT_FORMAT_MAP(X)
+#undef X
+        .quantize = quantize,
     .swiglu = swiglu,
     .grid_add = grid_add,
     .heads_dot = heads_dot,

@@ -1,12 +1,35 @@
 /* Inside kernels/ only: how a tile's stream is walked, in one place for packer, unpacker and every kernel.
  *
- * Kernels pass the traits as constants, so after inlining a walk is a pointer that advances and a short counter. */
+ * Kernels pass the traits as constants, so after inlining a walk is a pointer that advances and a short
+ * counter. */
 #ifndef POT_KERNELS_LAYOUT_H
 #define POT_KERNELS_LAYOUT_H
 
 #include "kernels/format.h"
 
 #define POT_INLINE static inline __attribute__((always_inline))
+
+/* Every format once: X(enum, name, codes, bits, scale, blocks of 32 that share a scale).  Feeds the traits
+ * and every table. */
+#define POT_FORMAT_MAP(X)                           \
+    X(F32, "f32", FLOAT, 32, NONE, 0)               \
+    X(BF16, "bf16", FLOAT, 16, NONE, 0)             \
+    X(FP8, "fp8", FLOAT, 8, F32, 4)                 \
+    X(Q8_ROW, "q8", INTEGER, 8, F32, 0)             \
+    X(Q8_G32, "q8g32", INTEGER, 8, F32, 1)          \
+    X(Q4_ROW, "q4", INTEGER, 4, F32, 0)             \
+    X(Q4_G32, "q4g32", INTEGER, 4, F16, 1)          \
+    X(Q4_G64, "q4g64", INTEGER, 4, F16, 2)          \
+    X(Q4_G128, "q4g128", INTEGER, 4, F16, 4)        \
+    X(Q4_G32_F32, "q4g32f32", INTEGER, 4, F32, 1)   \
+    X(Q4_G64_F32, "q4g64f32", INTEGER, 4, F32, 2)   \
+    X(Q4_G128_F32, "q4g128f32", INTEGER, 4, F32, 4) \
+    X(Q2_ROW, "q2", INTEGER, 2, F32, 0)             \
+    X(MXFP4, "mxfp4", E2M1, 4, E8M0, 1)
+
+/* FLOAT: the value itself, f32 activations.  INTEGER: v + 2^(bits-1) below 8 bits, else v; E2M1: halves by a
+ * table. */
+typedef enum pot_codes { POT_CODES_FLOAT, POT_CODES_INTEGER, POT_CODES_E2M1 } pot_codes;
 
 /* Scale groups that share one line. */
 POT_INLINE uint32_t pot_layout_groups_per_line(const int kind) {
@@ -31,8 +54,9 @@ typedef struct pot_walk {
 
 POT_INLINE pot_walk pot_walk_begin(uint32_t phase) { return (pot_walk){.phase = phase}; }
 
-/* To be called before each block of a format with scale groups.  When a group begins here: steps over its scale line, if
- * it has a new one, and gives the byte offset in the tile of the group's 16 scales; else false. */
+/* To be called before each block of a format with scale groups.  When a group begins here: steps over its
+ * scale line, if it has a new one, and gives the byte offset in the tile of the group's 16 scales; else
+ * false. */
 POT_INLINE bool pot_walk_group(pot_walk *walk, size_t *scales, const int kind, const uint32_t blocks_per_group) {
     if (walk->left > 0) {
         walk->left--;

@@ -1,7 +1,7 @@
 /* Activation rows and the product y = W x over threads.
  *
- * Each thread takes a contiguous run of tiles, so that it reads its weights as one stream.  A parallel region costs a few
- * microseconds; products that take about as long stay on one thread. */
+ * Each thread takes a contiguous run of tiles, so that it reads its weights as one stream.  A parallel
+ * region costs a few microseconds; products that take about as long stay on one thread. */
 #include "kernels/linear.h"
 
 #include <math.h>
@@ -17,8 +17,8 @@ enum {
     VALUES_BYTES = POT_BLOCK * sizeof(float),
     BLOCK_BYTES = CODES_BYTES + SCALE_BYTES + VALUES_BYTES,
     ALIGN = 64,
-    MIN_PRODUCTS = 1 << 17,  /* multiplications that are worth a parallel region */
-    MIN_ELEMENTS = 1 << 15   /* the same for elements to be quantized */
+    MIN_PRODUCTS = 1 << 17, /* multiplications that are worth a parallel region */
+    MIN_ELEMENTS = 1 << 15  /* the same for elements to be quantized */
 };
 
 void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot_matrix *w, const pot_act_row *x,
@@ -37,9 +37,7 @@ void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot
 
 /* ---- activation rows ---- */
 
-static size_t row_bytes(uint32_t max_blocks) {
-    return ((size_t)max_blocks * BLOCK_BYTES + ALIGN - 1) / ALIGN * ALIGN;
-}
+static size_t row_bytes(uint32_t max_blocks) { return ((size_t)max_blocks * BLOCK_BYTES + ALIGN - 1) / ALIGN * ALIGN; }
 
 pot_status pot_acts_create(pot_acts *out, uint32_t capacity_rows, uint32_t max_cols, pot_err *err) {
     pot_acts acts = {.capacity = capacity_rows, .max_blocks = pot_blocks(max_cols)};
@@ -107,7 +105,8 @@ pot_status pot_acts_fill(pot_acts *acts, const pot_compute *compute, const float
         pot_fp_strict();
 #pragma omp for schedule(static) reduction(min : bad)
         for (uint32_t i = 0; i < n; i++) {
-            bool finite = fill_row(&acts->rows[i], acts->memory + i * stride, compute->kernels, x + i * x_stride, cols, need);
+            bool finite =
+                fill_row(&acts->rows[i], acts->memory + i * stride, compute->kernels, x + i * x_stride, cols, need);
             if (!finite && i < bad) bad = i;
         }
     }

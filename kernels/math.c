@@ -1,8 +1,9 @@
 /* exp, log, sine, cosine and the row norms with operations that every host rounds alike.
  *
  * pot_expf: n = rint(x / ln 2), r = x - n ln 2 in two fma steps, a polynomial of degree 6, times 2^n.
- * pot_log, pot_exp and pot_sincos: the usual reductions with the minimax coefficients that fdlibm made well known, in
- * double; +, -, *, /, fma and rint are correctly rounded everywhere, so the order written here is the whole contract. */
+ * pot_log, pot_exp and pot_sincos: the usual reductions with the minimax coefficients that fdlibm made well
+ * known, in double; +, -, *, /, fma and rint are correctly rounded everywhere, so the order written here is
+ * the whole contract. */
 #include "kernels/math.h"
 
 #include <math.h>
@@ -108,8 +109,9 @@ double pot_exp(double x) {
 }
 
 void pot_sincos(float *sine, float *cosine, float angle) {
-    /* pi/2 in three doubles.  n < 2^30 and the first fma is exact (its result is a multiple of 2^-52 below 1), so what is
-     * left of the angle is good to far more than the bits of a float even next to a multiple of pi/2. */
+    /* pi/2 in three doubles.  n < 2^30 and the first fma is exact (its result is a multiple of 2^-52 below
+     * 1), so what is left of the angle is good to far more than the bits of a float even next to a multiple
+     * of pi/2. */
     double a = (double)angle, n = rint(a * 6.36619772367581382433e-01);
     double r = fma(n, -0x1.921fb54442d18p+0, a);
     r = fma(n, -0x1.1a62633145c07p-54, r);

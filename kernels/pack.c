@@ -1,10 +1,11 @@
 /* From a stored matrix to R16.
  *
- * For each tile of 16 rows, every row becomes one code a column and one scale a group (both as the bits that the format
- * stores), and then the tile's stream is written.  A group's codes and scale are copied when the source has the very same
- * group; otherwise its values go through f32 and are quantized.  The quantizer always looks at the whole group of *source*
- * columns (for row formats: the whole row; for fp8: the block of 128 rows), also where only a slice of it is packed, so
- * that a chunk holds the same codes as the whole matrix would. */
+ * For each tile of 16 rows, every row becomes one code a column and one scale a group (both as the bits that
+ * the format stores), and then the tile's stream is written.  A group's codes and scale are copied when the
+ * source has the very same group; otherwise its values go through f32 and are quantized.  The quantizer
+ * always looks at the whole group of *source* columns (for row formats: the whole row; for fp8: the block of
+ * 128 rows), also where only a slice of it is packed, so that a chunk holds the same codes as the whole
+ * matrix would. */
 #include <math.h>
 #include <string.h>
 
@@ -24,11 +25,11 @@ typedef struct packer {
     uint32_t first_group, groups;
     uint32_t fp8_block; /* the block of 128 rows that fp8_scales is for; UINT32_MAX = none */
     /* one allocation */
-    float *values;       /* [a whole group] */
-    float *fp8_scales;   /* [groups] */
-    uint32_t *codes;     /* [16][width] */
-    uint32_t *scales;    /* [16][groups] */
-    uint8_t *raw;        /* [a whole group] */
+    float *values;     /* [a whole group] */
+    float *fp8_scales; /* [groups] */
+    uint32_t *codes;   /* [16][width] */
+    uint32_t *scales;  /* [16][groups] */
+    uint8_t *raw;      /* [a whole group] */
 } packer;
 
 static uint32_t zero_code(const pot_format_traits *traits, pot_format format) {
@@ -78,8 +79,8 @@ static pot_status copy_codes(packer *p, uint32_t *codes, uint32_t row, span s, p
     for (uint32_t k = 0; k < s.to - s.from; k++) {
         codes[s.from - p->col_begin + k] = p->raw[k];
         if (p->format == POT_FORMAT_FP8 && (p->raw[k] & 0x7f) == 0x7f)
-            return pot_fail(err, POT_NUMERIC, "%s: row %u, column %u is not a number, need a finite one", p->source->name,
-                            row, s.from + k);
+            return pot_fail(err, POT_NUMERIC, "%s: row %u, column %u is not a number, need a finite one",
+                            p->source->name, row, s.from + k);
     }
     return POT_OK;
 }
@@ -90,8 +91,8 @@ static float largest(const float *values, uint32_t n) {
     return amax;
 }
 
-/* Symmetric: scale = amax / top, codes to nearest (ties to even) within [-top-1, top]; a group of zeros has scale 1.  A scale
- * that is stored as f16 is rounded first, and the codes are for what is stored. */
+/* Symmetric: scale = amax / top, codes to nearest (ties to even) within [-top-1, top]; a group of zeros has
+ * scale 1.  A scale that is stored as f16 is rounded first, and the codes are for what is stored. */
 static pot_status quantize_integers(packer *p, uint32_t *codes, uint32_t *scale_bits, uint32_t row, span s,
                                     pot_err *err) {
     const int bits = p->traits->bits, top = (1 << (bits - 1)) - 1;
@@ -101,9 +102,10 @@ static pot_status quantize_integers(packer *p, uint32_t *codes, uint32_t *scale_
         if (*scale_bits == 0) *scale_bits = 1; /* the least f16: a scale of 0 would give no codes */
         scale = pot_f32_from_f16((uint16_t)*scale_bits);
         if (!isfinite(scale))
-            return pot_fail(err, POT_NUMERIC,
-                            "%s: row %u, columns %u to %u are too large for a scale in f16; use a format with f32 scales",
-                            p->source->name, row, s.begin, s.end - 1);
+            return pot_fail(
+                err, POT_NUMERIC,
+                "%s: row %u, columns %u to %u are too large for a scale in f16; use a format with f32 scales",
+                p->source->name, row, s.begin, s.end - 1);
     }
     const int bias = bits == 8 ? 0 : top + 1;
     for (uint32_t k = s.from; k < s.to; k++) {
@@ -114,15 +116,16 @@ static pot_status quantize_integers(packer *p, uint32_t *codes, uint32_t *scale_
     return POT_OK;
 }
 
-/* Quark's rule: the shared exponent is that of amax less 2, one more where amax would round beyond 6 (amax >= 7 units); then to
- * nearest on the grid 0 .5 1 1.5 2 3 4 6, ties to the even code, and no negative zero. */
+/* Quark's rule: the shared exponent is that of amax less 2, one more where amax would round beyond 6 (amax
+ * >= 7 units); then to nearest on the grid 0 .5 1 1.5 2 3 4 6, ties to the even code, and no negative zero. */
 static void quantize_mxfp4(packer *p, uint32_t *codes, uint32_t *scale_bits, span s) {
     uint32_t exponent = (pot_f32_bits(largest(p->values, s.end - s.begin)) + 0x00200000u) >> 23;
     *scale_bits = exponent < 2 ? 0 : exponent - 2;
     const double unit = ldexp(1.0, (int)*scale_bits - 127);
     for (uint32_t k = s.from; k < s.to; k++) {
         double value = (double)p->values[k - s.begin] / unit, a = fabs(value);
-        uint32_t code = (uint32_t)((a > 0.25) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0));
+        uint32_t code =
+            (uint32_t)((a > 0.25) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0));
         codes[k - p->col_begin] = code | (value < 0.0 && code != 0 ? 8u : 0u);
     }
 }
@@ -185,7 +188,8 @@ static pot_status pack_floats(packer *p, uint32_t *codes, uint32_t row, pot_err 
 
 /* ---- the stream ---- */
 
-/* 32 columns of 16 rows as lines: quads of four columns of a row lie together, 8/bits quads share a byte's bits. */
+/* 32 columns of 16 rows as lines: quads of four columns of a row lie together, 8/bits quads share a byte's
+ * bits. */
 static void write_codes(uint8_t *lines, const uint32_t *codes, uint32_t width, unsigned bits) {
     for (uint32_t r = 0; r < POT_TILE_ROWS; r++) {
         const uint32_t *row = codes + (size_t)r * width;
@@ -291,7 +295,8 @@ pot_status pot_pack(uint8_t *out, size_t tile_stride, pot_format format, const p
 
 static pot_status check_shape(const pot_stored *matrix, uint32_t rows, uint32_t cols, pot_err *err) {
     if (matrix->rows == rows && matrix->cols == cols) return POT_OK;
-    return pot_fail(err, POT_FORMAT, "%s is [%u, %u], need [%u, %u]", matrix->name, matrix->rows, matrix->cols, rows, cols);
+    return pot_fail(err, POT_FORMAT, "%s is [%u, %u], need [%u, %u]", matrix->name, matrix->rows, matrix->cols, rows,
+                    cols);
 }
 
 pot_status pot_pack_chunk(uint8_t *out, const pot_ffn_shape *shape, uint32_t chunk, const pot_stored *gate,
@@ -309,8 +314,8 @@ pot_status pot_pack_chunk(uint8_t *out, const pot_ffn_shape *shape, uint32_t chu
     status = pot_pack(out, view.gate.tile_stride, format, gate, begin, end, 0, shape->hidden, err);
     if (status == POT_OK) status = pot_pack(up_out, view.up.tile_stride, format, up, begin, end, 0, shape->hidden, err);
     if (status == POT_OK)
-        status = pot_pack(down_out, view.down.tile_stride, (pot_format)shape->down_format, down, 0, shape->hidden, begin,
-                          end, err);
+        status = pot_pack(down_out, view.down.tile_stride, (pot_format)shape->down_format, down, 0, shape->hidden,
+                          begin, end, err);
     if (status != POT_OK) return status;
     uint8_t *written = down_out + pot_tiles(shape->hidden) * view.down.tile_stride;
     memset(written, 0, pot_chunk_bytes(shape, chunk) - (size_t)(written - out));

@@ -1,7 +1,7 @@
 /* Rows of a checkpoint's matrix as f32: value = code * scale, in f32, for every stored kind.
  *
- * Codes and scales come straight from a mapped file: they may lie at any address (memcpy) and may be anything, so what has
- * no finite value is refused with its place. */
+ * Codes and scales come straight from a mapped file: they may lie at any address (memcpy) and may be
+ * anything, so what has no finite value is refused with its place. */
 #include "kernels/stored.h"
 
 #include <math.h>
@@ -58,8 +58,9 @@ static const uint8_t *row_codes(const pot_stored *source, uint32_t row) {
 
 void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t col_end) {
     const uint8_t *codes = row_codes(source, row);
-    const uint32_t bits = source->kind == POT_STORED_INT2 ? 2
-                          : source->kind == POT_STORED_INT4 || source->kind == POT_STORED_MXFP4 ? 4 : 8;
+    const uint32_t bits = source->kind == POT_STORED_INT2                                       ? 2
+                          : source->kind == POT_STORED_INT4 || source->kind == POT_STORED_MXFP4 ? 4
+                                                                                                : 8;
     const uint32_t per_byte = 8 / bits, mask = (1u << bits) - 1u;
     if (bits == 8)
         memcpy(out, codes + col_begin, col_end - col_begin);
@@ -82,13 +83,10 @@ static void float_row(float *out, const pot_stored *source, uint32_t row, uint32
     }
 }
 
-static const float E2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
 static float code_value(pot_stored_kind kind, uint8_t code) {
     switch (kind) {
     case POT_STORED_FP8: return pot_f32_from_e4m3(code);
-    case POT_STORED_MXFP4: return E2M1[code];
+    case POT_STORED_MXFP4: return pot_f32_from_e2m1(code);
     case POT_STORED_INT8: return (float)(int8_t)code;
     case POT_STORED_INT4: return (float)((int)code - 8);
     default: return (float)((int)code - 2);

@@ -5,9 +5,6 @@
 #include "kernels/layout.h"
 #include "kernels/stored.h"
 
-static const float E2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
 static float read_scale(const uint8_t *scales, int kind, uint32_t r) {
     float scale;
     uint16_t half;
@@ -36,7 +33,7 @@ static float read_code(const uint8_t *lines, pot_format format, unsigned bits, u
     unsigned byte = lines[quad / per_byte * POT_LINE_BYTES + r * 4 + k % 4];
     unsigned code = byte >> quad % per_byte * bits & ((1u << bits) - 1u);
     if (format == POT_FORMAT_FP8) return pot_f32_from_e4m3((uint8_t)code);
-    if (format == POT_FORMAT_MXFP4) return E2M1[code];
+    if (format == POT_FORMAT_MXFP4) return pot_f32_from_e2m1((uint8_t)code);
     return bits == 8 ? (float)(int8_t)code : (float)((int)code - (1 << (bits - 1)));
 }
 

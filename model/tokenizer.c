@@ -127,6 +127,7 @@ pot_status pot_tokenizer_encode(pot_tokens *out, const pot_tokenizer *t, const c
     if (bytes > TEXT_LIMIT) {
         return pot_fail(err, POT_LIMIT, "the text has %zu bytes, at most %zu can be tokenized", bytes, TEXT_LIMIT);
     }
+    if (bytes == 0) return POT_OK;
     pot_buffer repaired = {0};
     if (!pot_utf8_valid(text, bytes)) {
         pot_detokenizer state = {0};

@@ -1,5 +1,6 @@
-/* contract.safetensors: the numerics contract as numbers.  Every case, format and chunk by every table, bit for bit; the same
- * bytes from the quantizer as from the stored codes; the activation quantizer and the tables of exp and SwiGLU. */
+/* contract.safetensors: the numerics contract as numbers.  Every case, format and chunk by every table, bit
+ * for bit; the same bytes from the quantizer as from the stored codes; the activation quantizer and the
+ * tables of exp and SwiGLU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +42,7 @@ static int close_fixture(void **state) {
     return 0;
 }
 
-static const pot_tensor *find(const char *format, ...) {
+__attribute__((format(printf, 1, 2))) static const pot_tensor *find(const char *format, ...) {
     char name[128];
     va_list args;
     va_start(args, format);
@@ -90,9 +91,9 @@ static void copy_stored(stored_copy *out, const format_case *f, const char *c, c
     assert_non_null(codes);
     const uint32_t rows = (uint32_t)codes->shape[0], cols = (uint32_t)codes->shape[1];
     *out = (stored_copy){.stored = {.kind = f->kind, .rows = rows, .cols = cols, .group = f->group, .name = part}};
-    const unsigned bits = f->kind == POT_STORED_INT2                                     ? 2
+    const unsigned bits = f->kind == POT_STORED_INT2                                  ? 2
                           : f->kind == POT_STORED_INT4 || f->kind == POT_STORED_MXFP4 ? 4
-                                                                                         : 8;
+                                                                                      : 8;
     const unsigned per_byte = 8 / bits;
     if (bits == 8) {
         out->stored.row_stride = codes->bytes / rows;
@@ -172,7 +173,8 @@ static void contract_holds_bit_for_bit(void **state) {
     int chunks = 0;
     for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++)
         for (int f = 0; f < N_FORMATS; f++) {
-            if (find("%s.%s.grid.0", CASES[c], FORMATS[f].name) == NULL) continue; /* its groups do not divide the rows */
+            if (find("%s.%s.grid.0", CASES[c], FORMATS[f].name) == NULL)
+                continue; /* its groups do not divide the rows */
             stored_copy part[3], values[3];
             for (int p = 0; p < 3; p++) {
                 copy_stored(&part[p], &FORMATS[f], CASES[c], PARTS[p]);
@@ -187,9 +189,9 @@ static void contract_holds_bit_for_bit(void **state) {
                 memset(packed, 0xee, bytes);
                 assert_int_equal(
                     pot_pack_chunk(packed, &shape, j, &part[0].stored, &part[1].stored, &part[2].stored, &err), POT_OK);
-                assert_int_equal(pot_pack_chunk(quantized, &shape, j, &values[0].stored, &values[1].stored,
-                                                &values[2].stored, &err),
-                                 POT_OK);
+                assert_int_equal(
+                    pot_pack_chunk(quantized, &shape, j, &values[0].stored, &values[1].stored, &values[2].stored, &err),
+                    POT_OK);
                 assert_memory_equal(packed, quantized, bytes);
                 for (int t = 0; t < n_tables; t++)
                     run_chunk(&(pot_compute){tables[t], 2}, &shape, j, packed, CASES[c], FORMATS[f].name);
