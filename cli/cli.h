@@ -9,6 +9,7 @@
 #include "common/buffer.h"
 #include "common/settings.h"
 #include "common/status.h"
+#include "model/chat.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "proto/bootstrap.h"
@@ -47,6 +48,9 @@ pot_status pot_lines_next(pot_lines *lines, const char **line, size_t *bytes, po
 /* Everything up to the end, appended to `all`. */
 pot_status pot_lines_rest(pot_lines *lines, pot_buffer *all, pot_err *err);
 void pot_lines_close(pot_lines *lines); /* the descriptor stays open */
+
+/* The chat template that --chat-template names, or the model's own. */
+pot_status pot_template_choose(pot_chat_template *out, const pot_cli *cli, pot_err *err);
 
 pot_status pot_cmd_run(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_chat(const pot_cli *cli, pot_err *err);

@@ -216,7 +216,7 @@ static pot_status coordinate(const pot_cli *cli, pot_err *err) {
     bool terminal = isatty(STDOUT_FILENO);
     conversation c = {.cli = cli, .messages = json_array(), .think = settings->think, .terminal = terminal,
                       .dimmed = terminal && !(no_color && *no_color)};
-    pot_status status = pot_chat_choose(&c.which, cli->arguments[0], settings->chat_template, err);
+    pot_status status = pot_template_choose(&c.which, cli, err);
     if (!status) status = pot_tools_read(&c.tools, settings->tools, err);
     if (!status) status = reset(&c, err);
     if (!status) status = pot_tokenizer_open(&tokenizer, cli->arguments[0], err);

@@ -29,7 +29,7 @@ static pot_status apply_template(pot_buffer *prompt, const pot_cli *cli, pot_err
     const pot_settings *settings = cli->settings;
     pot_chat_template which;
     json_t *tools = NULL;
-    pot_status status = pot_chat_choose(&which, cli->arguments[0], settings->chat_template, err);
+    pot_status status = pot_template_choose(&which, cli, err);
     if (!status) status = pot_tools_read(&tools, settings->tools, err);
     if (status) return status;
     json_t *messages = json_array();

@@ -91,6 +91,11 @@ static pot_status whole_input(pot_buffer *out, const pot_tokenizer *tokenizer, c
 
 /* ---- template ----------------------------------------------------------------------------------------------------- */
 
+pot_status pot_template_choose(pot_chat_template *out, const pot_cli *cli, pot_err *err) {
+    const char *name = cli->settings->chat_template;
+    return pot_chat_choose(out, cli->arguments[0], strcmp(name, "auto") ? name : NULL, err);
+}
+
 /* `value` is a request, or a whole case of chat_vectors.json: {"template": NAME, "input": REQUEST}. */
 static pot_status render_json(pot_buffer *out, pot_chat_template model_s, const json_t *value, bool quote, pot_err *err) {
     pot_chat_template which = model_s;
@@ -179,6 +184,6 @@ pot_status pot_cmd_tokenize(const pot_cli *cli, pot_err *err) {
 
 pot_status pot_cmd_template(const pot_cli *cli, pot_err *err) {
     converter c = {.cli = cli};
-    pot_status status = pot_chat_choose(&c.which, cli->arguments[0], cli->settings->chat_template, err);
+    pot_status status = pot_template_choose(&c.which, cli, err);
     return status ? status : convert(&c, err);
 }

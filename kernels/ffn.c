@@ -109,8 +109,9 @@ static bool add_down(int64_t *acc, uint32_t hidden, const job_state *state, uint
 
 static size_t aligned(size_t bytes) { return (bytes + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES; }
 
-/* Lays the jobs out in the scratch, which is grown if need be.  *work counts multiplications. */
-static pot_status plan(job_state **out, uint64_t *work, const pot_ffn_job *jobs, uint32_t n_jobs, uint32_t hidden,
+/* Lays the jobs out in the scratch, which is grown if need be; NULL when memory is short.  *work counts
+ * multiplications. */
+static job_state *plan(uint64_t *work, const pot_ffn_job *jobs, uint32_t n_jobs, uint32_t hidden,
                        pot_ffn_scratch *scratch, pot_err *err) {
     size_t head = aligned(n_jobs * sizeof(job_state)), bytes = head;
     *work = 0;
@@ -124,9 +125,11 @@ static pot_status plan(job_state **out, uint64_t *work, const pot_ffn_job *jobs,
     if (bytes > scratch->bytes) {
         pot_ffn_scratch_free(scratch);
         scratch->memory = pot_alloc_aligned(bytes);
-        if (scratch->memory == NULL)
-            return pot_fail(err, POT_NO_MEMORY, "no memory for the hidden values of %u expert chunks (%zu bytes)",
-                            n_jobs, bytes);
+        if (scratch->memory == NULL) {
+            pot_fail(err, POT_NO_MEMORY, "no memory for the hidden values of %u expert chunks (%zu bytes)", n_jobs,
+                     bytes);
+            return NULL;
+        }
         scratch->bytes = bytes;
     }
     job_state *states = (job_state *)(void *)scratch->memory;
@@ -142,22 +145,21 @@ static pot_status plan(job_state **out, uint64_t *work, const pot_ffn_job *jobs,
                                 .integer = integer};
         at += aligned(jobs[j].n_rows * states[j].row_bytes);
     }
-    *out = states;
-    return POT_OK;
+    return states;
 }
 
 pot_status pot_ffn_run(const pot_compute *compute, int64_t *acc, uint32_t hidden, const pot_act_row *x,
                        const pot_ffn_job *jobs, uint32_t n_jobs, int grid, pot_ffn_scratch *scratch, pot_err *err) {
-    job_state *states;
+    if (n_jobs == 0) return POT_OK;
     uint64_t work;
-    pot_status status = plan(&states, &work, jobs, n_jobs, hidden, scratch, err);
-    if (status != POT_OK) return status;
+    const job_state *states = plan(&work, jobs, n_jobs, hidden, scratch, err);
+    if (states == NULL) return POT_NO_MEMORY;
 
     const pot_kernels *kernels = compute->kernels;
     const uint32_t tiles = pot_tiles(hidden);
     uint32_t bad = UINT32_MAX; /* the first job with a fault, whatever the threads do */
-#pragma omp parallel num_threads(compute->threads) if (work >= MIN_PRODUCTS && compute->threads > 1) reduction(min \
-                                                                                                               : bad)
+    const bool worth = work >= MIN_PRODUCTS && compute->threads > 1;
+#pragma omp parallel num_threads(compute->threads) if (worth) reduction(min : bad)
     {
         pot_fp_strict();
         /* A unit is some microseconds of reading weights, and jobs differ in rows: handed out as threads

@@ -40,7 +40,7 @@ int pot_kernels_list(const pot_kernels **out, int max) {
 }
 
 pot_status pot_kernels_pick(const pot_kernels **out, const char *name, pot_err *err) {
-    const pot_kernels *usable[N_TABLES];
+    const pot_kernels *usable[N_TABLES] = {NULL};
     int n = pot_kernels_list(usable, N_TABLES);
     if (name == NULL || strcmp(name, "auto") == 0) {
         *out = usable[n - 1];

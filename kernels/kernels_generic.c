@@ -42,7 +42,7 @@ POT_INLINE void read_scales(float scale[POT_TILE_ROWS], const uint8_t *at, const
 
 /* ---- integer formats ---- */
 
-static const int8_t E2M1_HALVES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const int16_t E2M1_HALVES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /* A block of weights as integers: code[q][r*4+j] is row r, column 4q+j.  With `bits` a code, one line holds
  * 8/bits quads. */
@@ -54,7 +54,7 @@ POT_INLINE void unpack_codes(int16_t code[QUADS][QUAD_CODES], const uint8_t *lin
         for (int e = 0; e < QUAD_CODES; e++) {
             unsigned field = (unsigned)(line[e] >> shift) & ((1u << bits) - 1u);
             if (bits == 8)
-                code[q][e] = (int8_t)field;
+                code[q][e] = (int16_t)((int)(field ^ 0x80u) - 0x80);
             else if (e2m1)
                 code[q][e] = E2M1_HALVES[field];
             else
@@ -68,7 +68,7 @@ static void dot_block(int32_t dot[POT_TILE_ROWS], int16_t code[QUADS][QUAD_CODES
     int32_t sum[QUAD_CODES] = {0};
     for (int q = 0; q < QUADS; q++) {
         int16_t repeated[QUAD_CODES];
-        for (int e = 0; e < QUAD_CODES; e++) repeated[e] = x[4 * q + e % 4];
+        for (int e = 0; e < QUAD_CODES; e++) repeated[e] = (int16_t)x[4 * q + e % 4];
         for (int e = 0; e < QUAD_CODES; e++) sum[e] += code[q][e] * repeated[e];
     }
     for (int r = 0; r < POT_TILE_ROWS; r++) dot[r] = sum[4 * r] + sum[4 * r + 1] + sum[4 * r + 2] + sum[4 * r + 3];

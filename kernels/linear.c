@@ -100,7 +100,8 @@ pot_status pot_acts_fill(pot_acts *acts, const pot_compute *compute, const float
     POT_ASSERT(n <= acts->capacity && pot_blocks(cols) <= acts->max_blocks);
     const size_t stride = row_bytes(acts->max_blocks);
     uint32_t bad = UINT32_MAX; /* the first row that is not finite, whatever the threads do */
-#pragma omp parallel num_threads(compute->threads) if (n > 1 && (uint64_t)n * cols >= MIN_ELEMENTS)
+#pragma omp parallel num_threads(compute->threads) if (compute->threads > 1 && n > 1 && \
+                                                       (uint64_t)n * cols >= MIN_ELEMENTS)
     {
         pot_fp_strict();
 #pragma omp for schedule(static) reduction(min : bad)

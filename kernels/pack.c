@@ -75,7 +75,7 @@ static bool encode_scale(uint32_t *bits, const packer *p, float scale) {
 }
 
 static pot_status copy_codes(packer *p, uint32_t *codes, uint32_t row, span s, pot_err *err) {
-    pot_source_codes(p->raw, p->source, row, s.from, s.to);
+    pot_source_codes(p->raw, p->source, row, s.from, s.to - s.from);
     for (uint32_t k = 0; k < s.to - s.from; k++) {
         codes[s.from - p->col_begin + k] = p->raw[k];
         if (p->format == POT_FORMAT_FP8 && (p->raw[k] & 0x7f) == 0x7f)

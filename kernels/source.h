@@ -8,7 +8,7 @@
 uint32_t pot_source_group(const pot_stored *source);
 /* The scale of source group `group` of a row; NaN for E8M0 255, and whatever a file holds otherwise. */
 float pot_source_scale(const pot_stored *source, uint32_t row, uint32_t group);
-/* Integer, FP8 and MXFP4 kinds: one code a byte, as stored (v+8, v+2, two's complement, E2M1, e4m3). */
-void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t col_end);
+/* Integer, FP8 and MXFP4 kinds: `n` codes, one a byte, as stored (v+8, v+2, two's complement, E2M1, e4m3). */
+void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t n);
 
 #endif

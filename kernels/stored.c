@@ -56,17 +56,19 @@ static const uint8_t *row_codes(const pot_stored *source, uint32_t row) {
     return (const uint8_t *)source->codes + row * source->row_stride;
 }
 
-void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t col_end) {
+void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t n) {
     const uint8_t *codes = row_codes(source, row);
     const uint32_t bits = source->kind == POT_STORED_INT2                                       ? 2
                           : source->kind == POT_STORED_INT4 || source->kind == POT_STORED_MXFP4 ? 4
                                                                                                 : 8;
     const uint32_t per_byte = 8 / bits, mask = (1u << bits) - 1u;
     if (bits == 8)
-        memcpy(out, codes + col_begin, col_end - col_begin);
+        memcpy(out, codes + col_begin, n);
     else
-        for (uint32_t k = col_begin; k < col_end; k++)
-            out[k - col_begin] = (uint8_t)(codes[k / per_byte] >> k % per_byte * bits & mask);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t k = col_begin + i;
+            out[i] = (uint8_t)(codes[k / per_byte] >> k % per_byte * bits & mask);
+        }
 }
 
 static void float_row(float *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t n) {
@@ -118,7 +120,7 @@ pot_status pot_stored_row(float *out, const pot_stored *source, uint32_t row, ui
         uint8_t codes[128];
         while (k < end) {
             uint32_t count = end - k < sizeof codes ? end - k : sizeof codes;
-            pot_source_codes(codes, source, row, k, k + count);
+            pot_source_codes(codes, source, row, k, count);
             for (uint32_t i = 0; i < count; i++) out[k - col_begin + i] = code_value(source->kind, codes[i]) * scale;
             k += count;
         }

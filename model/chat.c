@@ -25,9 +25,7 @@
 
 static const char *const NAMES[] = {[POT_CHAT_GLM_5_2] = "glm-5.2", [POT_CHAT_GLM_5_3] = "glm-5.3"};
 
-const char *pot_chat_template_name(pot_chat_template which) {
-    return NAMES[which];
-}
+const char *pot_chat_template_name(pot_chat_template which) { return NAMES[which]; }
 
 /* Both write an effort line.  Only 5.3 knows low effort and looks at the ids of tool calls. */
 static pot_chat_template recognize(const char *text, const char *path) {
@@ -129,8 +127,8 @@ static void put_media(const renderer *r, pot_buffer *out, const char *type) {
                           "ability. Try different methods.</reminder>",
                           video ? "video" : "audio");
     } else {
-        pot_buffer_text(out, video ? "<|begin_of_video|><|video|><|end_of_video|>"
-                                   : "<|begin_of_audio|><|end_of_audio|>");
+        pot_buffer_text(out,
+                        video ? "<|begin_of_video|><|video|><|end_of_video|>" : "<|begin_of_audio|><|end_of_audio|>");
     }
 }
 
@@ -150,7 +148,7 @@ static void put_content(const renderer *r, pot_buffer *out, const json_t *conten
     }
 }
 
-/* Bytes of the character at p that Python's str.strip() takes off: 0 for none.  Its white space is \s and U+001C..1F. */
+/* Bytes of the character at p that Python's str.strip() takes off, 0: none.  Its white space is \s and U+001C..1F. */
 static size_t space_bytes(const unsigned char *p, const unsigned char *end) {
     if ((p[0] >= 0x09 && p[0] <= 0x0D) || (p[0] >= 0x1C && p[0] <= 0x20)) return 1;
     size_t left = (size_t)(end - p);
@@ -209,18 +207,19 @@ static void put_tool(pot_buffer *out, const json_t *tool) {
 
 static void put_tools(const renderer *r) {
     if (json_array_size(r->tools) == 0) return;
-    pot_buffer_text(r->out, "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-                            "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n");
+    pot_buffer_text(r->out,
+                    "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+                    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n");
     for (size_t i = 0; i < json_array_size(r->tools); i++) {
         const json_t *tool = tool_function(json_array_get(r->tools, i));
         if (json_is_true(json_object_get(tool, "defer_loading"))) continue;
         put_tool(r->out, tool);
         pot_buffer_byte(r->out, '\n');
     }
-    pot_buffer_text(r->out,
-                    "</tools>\n\nFor each function call, output the function name and arguments within the following XML "
-                    "format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}"
-                    "</arg_value><arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
+    pot_buffer_text(
+        r->out, "</tools>\n\nFor each function call, output the function name and arguments within the following XML "
+                "format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}"
+                "</arg_value><arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
 }
 
 /* ---- messages of the assistant ----------------------------------------------------------------- */
@@ -340,8 +339,8 @@ static size_t collect_results(result *out, const renderer *r, size_t begin, size
             if (!out) continue;
             const json_t *entry = json_array_get(content, j);
             bool outputs = pot_chat_is_outputs(content);
-            out[n] = outputs ? (result){id_of(entry), json_object_get(entry, "output")}
-                             : (result){id_of(message), content};
+            out[n] =
+                outputs ? (result){id_of(entry), json_object_get(entry, "output")} : (result){id_of(message), content};
         }
     }
     return n;

@@ -39,9 +39,7 @@ static const char *kind(const json_t *value) {
     }
 }
 
-static bool is_absent(const json_t *value) {
-    return !value || json_is_null(value);
-}
+static bool is_absent(const json_t *value) { return !value || json_is_null(value); }
 
 static pot_status wrong(const char *path, const char *key, const json_t *value, const char *expected, pot_err *err) {
     return pot_fail(err, POT_USAGE, "%s%s is %s, expected %s", path, key, kind(value), expected);
@@ -87,7 +85,7 @@ const json_t *pot_chat_called(const json_t *call) {
 /* ---- messages ---------------------------------------------------------------------------------- */
 
 static pot_status check_part(const json_t *part, const char *path, pot_err *err) {
-    static const char *const TYPES[] = {"text",  "image",     "image_url", "video",
+    static const char *const TYPES[] = {"text",      "image", "image_url", "video",
                                         "video_url", "audio", "audio_url", "input_audio"};
     if (json_is_string(part)) return POT_OK;
     if (!json_is_object(part)) return wrong(path, "", part, "text or an object with a type", err);

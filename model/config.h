@@ -35,7 +35,7 @@ typedef struct pot_config {
 
 /* Reads DIR/config.json and, when there, DIR/generation_config.json. */
 pot_status pot_config_read(pot_config *out, const char *directory, pot_err *err);
-/* The same from text (tests, fuzzing); generation may be NULL.  `name` stands in sentences. */
+/* The same from text; generation may be NULL.  `name` stands in sentences. */
 pot_status pot_config_parse(pot_config *out, const char *text, size_t bytes, const char *generation,
                             size_t generation_bytes, const char *name, pot_err *err);
 

@@ -64,8 +64,8 @@ typedef enum pot_role {
 typedef struct pot_format_policy {
     bool reference;
     pot_format experts; /* routed, shared, dense MLP; NONE = as stored */
-    pot_format dense;   /* attention, indexer projections, eh_proj; default q8g32 */
-    pot_format head;    /* head and embeddings; default q8g32 */
+    pot_format dense;   /* attention, indexer projections, eh_proj; NONE = q8g32 */
+    pot_format head;    /* head and embeddings; NONE = q8g32 */
 } pot_format_policy;
 extern const pot_format_policy pot_format_policy_default;
 
@@ -90,7 +90,8 @@ pot_status pot_model_vector(float *out, const pot_model *model, pot_role role, u
 /* The format a dense matrix (attention, indexer, router = f32, head, embeddings, eh_proj) is packed in. */
 pot_format pot_model_format(const pot_model *model, pot_role role, uint32_t layer);
 
-/* Feed-forward shapes: routed experts (NULL in a dense layer), and the expert that every token chooses (shared or dense MLP). */
+/* Feed-forward shapes: routed experts (NULL in a dense layer), and the expert that every token chooses (shared or dense MLP;
+ * NULL when a sparse layer has no shared experts). */
 const pot_ffn_shape *pot_model_routed(const pot_model *model, uint32_t layer);
 const pot_ffn_shape *pot_model_common(const pot_model *model, uint32_t layer);
 /* The shape of expert number `expert` in the map's numbering (routed 0.., then the common one). */

@@ -1,8 +1,8 @@
 /* The tokenizer's door: text to ids and back.
  *
- * Text is cut at added tokens, the leftmost first and the longest of those that begin there; each rest goes through the
- * split pattern and each piece through BPE.  The pattern sees a rest as a whole text: its (?!\S) holds at the end of it,
- * as it does in Hugging Face's tokenizers. */
+ * Text is cut at added tokens, the leftmost first and the longest of those that begin there; each rest goes
+ * through the split pattern and each piece through BPE.  The pattern sees a rest as a whole text: its (?!\S) holds at
+ * the end of it, as it does in Hugging Face's tokenizers. */
 #include "model/tokenizer.h"
 
 #include <string.h>
@@ -40,8 +40,10 @@ static size_t lower_bound(const pot_tokenizer *t, const pot_added_set *set, size
     while (low < high) {
         size_t middle = (low + high) / 2;
         unsigned char found = (unsigned char)t->arena[t->tokens[set->ids[middle]].offset + at];
-        if (found < byte) low = middle + 1;
-        else high = middle;
+        if (found < byte)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -75,9 +77,7 @@ bool pot_tokenizer_is_special(const pot_tokenizer *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->size && t->tokens[id].special;
 }
 
-uint32_t pot_tokenizer_size(const pot_tokenizer *t) {
-    return t->size;
-}
+uint32_t pot_tokenizer_size(const pot_tokenizer *t) { return t->size; }
 
 /* ---- encoding ---------------------------------------------------------------------------------- */
 
@@ -122,8 +122,7 @@ static pot_status cut_at_normalized(encoder *e, const unsigned char *text, size_
     return cut(e, &e->tokenizer->normalized, encode_plain, text, bytes, err);
 }
 
-pot_status pot_tokenizer_encode(pot_tokens *out, const pot_tokenizer *t, const char *text, size_t bytes,
-                                pot_err *err) {
+pot_status pot_tokenizer_encode(pot_tokens *out, const pot_tokenizer *t, const char *text, size_t bytes, pot_err *err) {
     if (bytes > TEXT_LIMIT) {
         return pot_fail(err, POT_LIMIT, "the text has %zu bytes, at most %zu can be tokenized", bytes, TEXT_LIMIT);
     }

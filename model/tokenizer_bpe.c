@@ -57,9 +57,7 @@ static pot_merge *find_merge(const pot_tokenizer *t, uint32_t left, uint32_t rig
     return &t->merges[slot];
 }
 
-void pot_bpe_add_merge(pot_tokenizer *t, pot_merge merge) {
-    *find_merge(t, merge.left, merge.right) = merge;
-}
+void pot_bpe_add_merge(pot_tokenizer *t, pot_merge merge) { *find_merge(t, merge.left, merge.right) = merge; }
 
 /* ---- merging ----------------------------------------------------------------------------------- */
 
@@ -145,8 +143,8 @@ static pot_status reserve(pot_bpe_scratch *scratch, size_t bytes, pot_err *err) 
     return POT_OK;
 }
 
-pot_status pot_bpe_encode(pot_tokens *out, const pot_tokenizer *t, pot_bpe_scratch *scratch,
-                          const unsigned char *piece, size_t bytes, pot_err *err) {
+pot_status pot_bpe_encode(pot_tokens *out, const pot_tokenizer *t, pot_bpe_scratch *scratch, const unsigned char *piece,
+                          size_t bytes, pot_err *err) {
     if (t->ignore_merges || bytes == 1) {
         uint32_t id = pot_bpe_find_text(t, piece, bytes);
         if (id != POT_NO_TOKEN) return pot_tokens_push(out, (int32_t)id, err);

@@ -23,7 +23,7 @@ enum { BYTE_LETTERS = 324 }; /* the byte alphabet uses code points below this */
 
 typedef struct loader {
     pot_tokenizer *t;
-    const char *name; /* of the file, for sentences */
+    const char *name;              /* of the file, for sentences */
     int16_t byte_of[BYTE_LETTERS]; /* -1: this code point stands for no byte */
     size_t arena_used;
     pot_buffer scratch; /* texts of merges */
@@ -58,9 +58,7 @@ static bool is_type(const json_t *part, const char *type) {
     return json_is_string(found) && strcmp(json_string_value(found), type) == 0;
 }
 
-static bool is_absent(const json_t *value) {
-    return !value || json_is_null(value);
-}
+static bool is_absent(const json_t *value) { return !value || json_is_null(value); }
 
 static pot_status check_split(const json_t *split, const char *name, pot_err *err) {
     const json_t *pattern = json_object_get(json_object_get(split, "pattern"), "Regex");
@@ -88,20 +86,22 @@ static pot_status check_parts(const json_t *root, const char *name, pot_err *err
     const json_t *split = json_array_get(steps, 0), *bytes = json_array_get(steps, 1);
     if (!is_type(part, "Sequence") || json_array_size(steps) != 2 || !is_type(split, "Split") ||
         !is_type(bytes, "ByteLevel")) {
-        return pot_fail(err, POT_CONFIG, "%s: the pre_tokenizer is %s, GLM's Sequence of Split and ByteLevel was expected",
-                        name, part_type(part).text);
+        return pot_fail(err, POT_CONFIG,
+                        "%s: the pre_tokenizer is %s, GLM's Sequence of Split and ByteLevel was expected", name,
+                        part_type(part).text);
     }
     pot_status status = check_split(split, name, err);
     if (status) return status;
     if (!json_is_false(json_object_get(bytes, "add_prefix_space")) ||
         !json_is_false(json_object_get(bytes, "use_regex"))) {
-        return pot_fail(err, POT_CONFIG, "%s: the ByteLevel pre_tokenizer must have add_prefix_space and use_regex false",
-                        name);
+        return pot_fail(err, POT_CONFIG,
+                        "%s: the ByteLevel pre_tokenizer must have add_prefix_space and use_regex false", name);
     }
     part = json_object_get(root, "post_processor");
     if (!is_absent(part) && !is_type(part, "ByteLevel")) {
-        return pot_fail(err, POT_CONFIG, "%s: the post_processor is %s, which may add tokens; none or ByteLevel was expected",
-                        name, part_type(part).text);
+        return pot_fail(err, POT_CONFIG,
+                        "%s: the post_processor is %s, which may add tokens; none or ByteLevel was expected", name,
+                        part_type(part).text);
     }
     part = json_object_get(root, "decoder");
     if (!is_type(part, "ByteLevel")) {
@@ -120,7 +120,8 @@ static pot_status check_model(const json_t *model, pot_tokenizer *t, const char 
         bool empty = (json_is_string(value) && json_string_length(value) == 0) ||
                      (json_is_number(value) && json_number_value(value) == 0);
         if (!is_absent(value) && !empty) {
-            return pot_fail(err, POT_CONFIG, "%s: model.%s is set, GLM has none and it is not supported", name, UNUSED[i]);
+            return pot_fail(err, POT_CONFIG, "%s: model.%s is set, GLM has none and it is not supported", name,
+                            UNUSED[i]);
         }
     }
     bool byte_fallback = false;
@@ -208,8 +209,8 @@ static pot_status load_vocab(loader *l, const json_t *vocab, pot_err *err) {
         uint32_t id = (uint32_t)json_integer_value(value);
         pot_token *token = &t->tokens[id];
         if (token->known) {
-            return pot_fail(err, POT_FORMAT, "%s: id %" PRIu32 " is given twice, the second time to \"%s\"", l->name, id,
-                            quote(key, strlen(key)).text);
+            return pot_fail(err, POT_FORMAT, "%s: id %" PRIu32 " is given twice, the second time to \"%s\"", l->name,
+                            id, quote(key, strlen(key)).text);
         }
         char *text = t->arena + l->arena_used;
         size_t bytes = spell(text, l->byte_of, key, strlen(key));
@@ -275,15 +276,15 @@ static pot_status load_merge(loader *l, const json_t *merge, size_t rank, pot_er
     if (n_right != SIZE_MAX) ids[1] = pot_bpe_find_text(l->t, right, n_right);
     for (size_t i = 0; i < 2; i++) {
         if (ids[i] == POT_NO_TOKEN) {
-            return pot_fail(err, POT_FORMAT, "%s: merge %zu names \"%s\", which the vocabulary does not have", l->name, rank,
-                            quote(half[i], bytes[i]).text);
+            return pot_fail(err, POT_FORMAT, "%s: merge %zu names \"%s\", which the vocabulary does not have", l->name,
+                            rank, quote(half[i], bytes[i]).text);
         }
     }
     memmove(left + n_left, right, n_right);
     ids[2] = pot_bpe_find_text(l->t, left, n_left + n_right);
     if (ids[2] == POT_NO_TOKEN) {
-        return pot_fail(err, POT_FORMAT, "%s: merge %zu makes \"%s%s\", which the vocabulary does not have", l->name, rank,
-                        quote(half[0], bytes[0]).text, quote(half[1], bytes[1]).text);
+        return pot_fail(err, POT_FORMAT, "%s: merge %zu makes \"%s%s\", which the vocabulary does not have", l->name,
+                        rank, quote(half[0], bytes[0]).text, quote(half[1], bytes[1]).text);
     }
     pot_bpe_add_merge(l->t, (pot_merge){ids[0], ids[1], (uint32_t)rank, ids[2]});
     return POT_OK;

@@ -16,7 +16,7 @@
 
 typedef struct character {
     pot_char_class class;
-    bool newline;         /* \r or \n */
+    bool newline; /* \r or \n */
     const unsigned char *next;
 } character;
 

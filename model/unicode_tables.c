@@ -1,6 +1,7 @@
 /* Written by model/unicode_tables.py from tokenizers 0.23.3; do not edit. */
 #include "model/unicode_tables.h"
 
+/* clang-format off */
 const pot_unicode_range pot_unicode_ranges[] = {
     {0x00009, 0x0000D, POT_CHAR_SPACE}, {0x00020, 0x00020, POT_CHAR_SPACE}, {0x00030, 0x00039, POT_CHAR_NUMBER},
     {0x00041, 0x0005A, POT_CHAR_LETTER}, {0x00061, 0x0007A, POT_CHAR_LETTER}, {0x00085, 0x00085, POT_CHAR_SPACE},

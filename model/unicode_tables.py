@@ -49,7 +49,7 @@ def main():
     assert all(a[1] < b[0] for a, b in zip(table, table[1:])), "the classes overlap"
     assert contraction_folds() == {0x17F}, "tokenizer_split.c folds only U+017F"
     print(f"/* Written by model/unicode_tables.py from tokenizers {tokenizers.__version__}; do not edit. */")
-    print('#include "model/unicode_tables.h"\n')
+    print('#include "model/unicode_tables.h"\n\n/* clang-format off */')
     print("const pot_unicode_range pot_unicode_ranges[] = {")
     for at in range(0, len(table), PER_LINE):
         print("    " + " ".join(f"{{0x{f:05X}, 0x{l:05X}, POT_CHAR_{n}}}," for f, l, n in table[at:at + PER_LINE]))

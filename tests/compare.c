@@ -57,8 +57,8 @@ static void compare_integers(verdict *out, const pot_tensor *want, const pot_ten
     for (uint64_t i = elements(want); i-- > 0;)
         if (value_at(want, i) != value_at(got, i)) different++, first = i;
     if (different)
-        VERDICT(out, false, "%llu of %llu differ, first %llu", (unsigned long long)different, (unsigned long long)elements(want),
-                (unsigned long long)first);
+        VERDICT(out, false, "%llu of %llu differ, first %llu", (unsigned long long)different,
+                (unsigned long long)elements(want), (unsigned long long)first);
     else
         VERDICT(out, true, "equal");
 }
@@ -70,17 +70,18 @@ static void compare_choices(verdict *out, const pot_tensor *want, const pot_tens
     uint64_t sure = 0, wrong = 0, different = 0, first = 0;
     for (uint64_t r = 0; r < rows; r++) {
         bool clear = value_at(margins, r) > 10 * tolerance, differs = false;
-        for (uint64_t i = r * width; i < (r + 1) * width && !differs; i++) differs = value_at(want, i) != value_at(got, i);
+        for (uint64_t i = r * width; i < (r + 1) * width && !differs; i++)
+            differs = value_at(want, i) != value_at(got, i);
         sure += clear;
         different += differs;
         if (clear && differs && !wrong++) first = r;
     }
     if (wrong)
-        VERDICT(out, false, "%llu of %llu clear rows differ, first %llu", (unsigned long long)wrong, (unsigned long long)sure,
-                (unsigned long long)first);
+        VERDICT(out, false, "%llu of %llu clear rows differ, first %llu", (unsigned long long)wrong,
+                (unsigned long long)sure, (unsigned long long)first);
     else
-        VERDICT(out, true, "%llu rows differ, %llu of %llu are clear", (unsigned long long)different, (unsigned long long)sure,
-                (unsigned long long)rows);
+        VERDICT(out, true, "%llu rows differ, %llu of %llu are clear", (unsigned long long)different,
+                (unsigned long long)sure, (unsigned long long)rows);
 }
 
 static bool begins(const char *name, const char *prefix) { return !strncmp(name, prefix, strlen(prefix)); }
@@ -107,7 +108,8 @@ static void compare_tensor(verdict *out, const pot_shards *expected, const pot_t
     }
     const pot_tensor *margins = margins_of(expected, want->name);
     if (elements(got) != elements(want))
-        VERDICT(out, false, "%llu elements, expected %llu", (unsigned long long)elements(got), (unsigned long long)elements(want));
+        VERDICT(out, false, "%llu elements, expected %llu", (unsigned long long)elements(got),
+                (unsigned long long)elements(want));
     else if (is_float(want->dtype) != is_float(got->dtype))
         VERDICT(out, false, "dtype %s, expected %s", pot_dtype_name(got->dtype), pot_dtype_name(want->dtype));
     else if (is_float(want->dtype))
@@ -118,8 +120,8 @@ static void compare_tensor(verdict *out, const pot_shards *expected, const pot_t
         compare_integers(out, want, got);
 }
 
-pot_status pot_compare_files(uint32_t *bad, pot_buffer *report, const char *expected_path, const char *got_path, double tolerance,
-                             pot_err *err) {
+pot_status pot_compare_files(uint32_t *bad, pot_buffer *report, const char *expected_path, const char *got_path,
+                             double tolerance, pot_err *err) {
     pot_shards *expected = NULL, *got = NULL;
     pot_status s = pot_shards_open_file(&expected, expected_path, err);
     if (s == POT_OK) s = pot_shards_open_file(&got, got_path, err);

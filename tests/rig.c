@@ -1,5 +1,5 @@
 /* Opening goes in the order of the handshake: transports, workers (their Hello waits in the coordinator's queue), then the peers,
- * who answer.  Each worker thread closes its own end, so a worker that fails is a lost peer and not a silent one. */
+ * who answer.  A worker thread that fails closes its end at once, so that it is a lost peer and not a silent one. */
 #include "tests/rig.h"
 
 #include <string.h>
@@ -15,7 +15,7 @@ static void *worker_main(void *context) {
     w->status = pot_worker_create(&worker, &w->options, &w->err);
     if (w->status == POT_OK) w->status = pot_worker_serve(worker, &w->err);
     pot_worker_free(worker);
-    pot_transport_close(w->options.transport, HEARTBEAT_US);
+    if (w->status != POT_OK) pot_transport_close(w->options.transport, HEARTBEAT_US);
     return NULL;
 }
 
@@ -24,10 +24,11 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
     int n_tables = pot_kernels_list(tables, MAX_TABLES);
     for (uint32_t i = 0; i < o->n_workers; i++) {
         pot_rig_worker *w = &rig->workers[i];
-        w->options = (pot_worker_options){
-            .transport = rig->ends[i + 1],
-            .compute = {o->mixed_kernels ? tables[i % (uint32_t)n_tables] : rig->compute.kernels, i ? 1 : rig->compute.threads},
-            .timeout_us = timeout_us};
+        w->options =
+            (pot_worker_options){.transport = rig->ends[i + 1],
+                                 .compute = {o->mixed_kernels ? tables[i % (uint32_t)n_tables] : rig->compute.kernels,
+                                             i ? 1 : rig->compute.threads},
+                                 .timeout_us = timeout_us};
         if (i == 0) {
             pot_status s = pot_worker_create(&rig->inline_worker, &w->options, err);
             if (s != POT_OK) return s;
@@ -46,7 +47,8 @@ static pot_status open_parts(pot_rig *rig, const pot_rig_options *o, pot_err *er
     rig->compute.threads = o->threads ? o->threads : 1;
     if (s == POT_OK) s = pot_model_open(&rig->model, o->model, &o->policy, err);
     if (s == POT_OK)
-        s = pot_map_make(&rig->map, o->map, 1, o->n_workers, pot_model_layer_shapes(rig->model), pot_model_layers(rig->model), err);
+        s = pot_map_make(&rig->map, o->map, 1, o->n_workers, pot_model_layer_shapes(rig->model),
+                         pot_model_layers(rig->model), err);
     if (s == POT_OK) s = pot_transport_mem_create(rig->ends, o->n_workers + 1, err);
     if (s == POT_OK) s = start_workers(rig, o, timeout_us, err);
     if (s != POT_OK) return s;
@@ -88,11 +90,8 @@ pot_status pot_rig_close(pot_rig *rig, pot_err *err) {
     pot_status s = POT_OK;
     for (uint32_t i = 0; i < POT_MAX_WORKERS; i++) {
         pot_rig_worker *w = &rig->workers[i];
-        if (!w->started) {
-            pot_transport_close(rig->ends[i + 1], 0);
-            continue;
-        }
-        pthread_join(w->thread, NULL);
+        if (w->started) pthread_join(w->thread, NULL);
+        if (w->status == POT_OK) pot_transport_close(rig->ends[i + 1], 0);
         if (s == POT_OK && w->status != POT_OK) s = pot_fail(err, w->status, "worker %u: %s", i, w->err.text);
     }
     pot_map_free(rig->map);
@@ -135,7 +134,8 @@ static pot_status stage_set(stage *g, pot_err *err) {
         return pot_fail(err, POT_NO_MEMORY, "no memory to play %u sequences", play->batch);
     pot_status s = POT_OK;
     for (uint32_t b = 0; b < play->batch && s == POT_OK; b++)
-        s = pot_sequence_create(&g->sequences[b], pot_model_config(g->rig->model), play->kv, play->n_prompt + play->n_decode, err);
+        s = pot_sequence_create(&g->sequences[b], pot_model_config(g->rig->model), play->kv,
+                                play->n_prompt + play->n_decode, err);
     return s;
 }
 
@@ -168,7 +168,8 @@ static pot_status play_prompt(float *logits, stage *g, pot_err *err) {
         g->step[i] = (pot_row){g->sequences[i / n], i % n, prompt_token(g->play, i / n, i % n)};
         g->wanted[i] = i;
     }
-    pot_status s = pot_engine_forward(g->rig->engine, g->step, rows, g->step_hidden, g->step_logits, g->wanted, rows, NULL, err);
+    pot_status s =
+        pot_engine_forward(g->rig->engine, g->step, rows, g->step_hidden, g->step_logits, g->wanted, rows, NULL, err);
     if (s != POT_OK) return s;
     keep(logits, g, 0, n);
     choose(g, n);
@@ -184,7 +185,8 @@ static pot_status play_decode(float *logits, stage *g, pot_err *err) {
     const uint32_t n = g->play->n_prompt, batch = g->play->batch;
     for (uint32_t step = 0; step < g->play->n_decode; step++) {
         for (uint32_t b = 0; b < batch; b++) g->step[b] = (pot_row){g->sequences[b], n + step, g->current[b]};
-        pot_status s = pot_engine_forward(g->rig->engine, g->step, batch, NULL, g->step_logits, g->wanted, batch, NULL, err);
+        pot_status s =
+            pot_engine_forward(g->rig->engine, g->step, batch, NULL, g->step_logits, g->wanted, batch, NULL, err);
         if (s != POT_OK) return s;
         keep(logits, g, n * (g->play->draft ? 2 : 1) + step, 1);
         choose(g, 1);

@@ -11,7 +11,7 @@
 typedef struct pot_rig_options {
     const char *model; /* directory */
     pot_format_policy policy;
-    const char *map;   /* as --map */
+    const char *map; /* as --map */
     uint32_t n_workers;
     const char *kernels; /* of the coordinator and worker 0; NULL = the best */
     bool mixed_kernels;  /* worker w computes with table w of those that this CPU can run, in turn */

@@ -107,10 +107,15 @@ static void random_matrix_create(random_matrix *out, pot_format format, uint32_t
         else
             memcpy(out->scales + 4 * i, &scale, 4);
     }
-    /* one row of zeros */
-    uint32_t zero = random_bits() % rows;
-    int fill = kind == POT_STORED_INT4 ? 0x88 : kind == POT_STORED_INT2 ? 0xaa : 0;
-    memset(out->codes + zero * stride, fill, stride);
+    /* One row of zeros and, where there is room, one of codes as far from zero as they go. */
+    const uint32_t zero = random_bits() % rows, extreme = (zero + 1) % rows;
+    memset(out->codes + zero * stride, kind == POT_STORED_INT4 ? 0x88 : kind == POT_STORED_INT2 ? 0xaa : 0, stride);
+    if (extreme == zero || !traits->integer) return;
+    memset(out->codes + extreme * stride,
+           kind == POT_STORED_INT8    ? 0x80
+           : kind == POT_STORED_MXFP4 ? 0x77
+                                      : 0xff,
+           stride);
 }
 
 static void random_matrix_free(random_matrix *m) {
@@ -155,13 +160,16 @@ static void random_acts_create(random_acts *out, uint32_t n, uint32_t cols) {
         int8_t *codes = out->codes[i].data;
         float *scales = out->scales[i].data, *values = out->values[i].data;
         for (uint32_t k = 0; k < blocks * POT_BLOCK; k++) {
-            bool padding = k >= cols;
-            codes[k] = (int8_t)(padding ? 0 : random_bits() % 8 == 0 ? -128 : (int)(random_bits() % 256) - 128);
-            values[k] = padding                   ? 0.0f
-                        : random_bits() % 16 == 0 ? pot_f32_from_bits(random_bits() % 0x800000)
-                                                  : random_float();
+            codes[k] = (int8_t)(random_bits() % 8 == 0 ? -128 : (int)(random_bits() % 256) - 128);
+            values[k] = random_bits() % 16 == 0 ? pot_f32_from_bits(random_bits() % 0x800000) : random_float();
         }
-        for (uint32_t b = 0; b < blocks; b++) scales[b] = random_bits() % 8 == 0 ? 0.0f : random_scale(false);
+        for (uint32_t b = 0; b < blocks; b++) {
+            scales[b] = random_bits() % 8 == 0 ? 0.0f : random_scale(false);
+            /* whole blocks of the largest codes: the sums that are nearest to an overflow */
+            if (random_bits() % 4 == 0) memset(codes + b * POT_BLOCK, random_bits() % 2 ? 127 : -128, POT_BLOCK);
+        }
+        memset(codes + cols, 0, blocks * POT_BLOCK - cols);
+        memset(values + cols, 0, (blocks * POT_BLOCK - cols) * sizeof *values);
         out->row[i] = (pot_act_row){codes, scales, values};
     }
 }
@@ -328,7 +336,7 @@ static void quantizers_are_the_same_by_every_table(void **state) {
         }
         for (int k = 0; k < BLOCKS * POT_BLOCK && !bad; k++) {
             const float scale = ((float *)scales[0].data)[k / POT_BLOCK];
-            const int code = ((int8_t *)codes[0].data)[k];
+            const int8_t code = ((int8_t *)codes[0].data)[k];
             if (scale == 0.0f)
                 assert_true(code == 0 && fabsf(v[k]) < 0x1p-100f);
             else

@@ -45,8 +45,9 @@ static void hold(const char *directory, const char *kernels) {
     char expected[256], greedy[24];
     snprintf(expected, sizeof expected, "%s/expected.safetensors", directory);
     snprintf(greedy, sizeof greedy, "%llu", (unsigned long long)greedy_of(expected));
-    int status = run((const char *const[]){program, "eval", "trace", directory, "--input", expected, "--greedy", greedy, "--reference",
-                                           "--kernels", kernels, "--prefill-tile", "7", "--quiet", "--out", trace, NULL});
+    int status = run((const char *const[]){program, "eval", "trace", directory, "--input", expected, "--greedy", greedy,
+                                           "--reference", "--kernels", kernels, "--prefill-tile", "7", "--quiet",
+                                           "--out", trace, NULL});
     if (status) fail_msg("%s: eval trace ended with status %d", directory, status);
     uint32_t bad;
     pot_buffer report = {0};
@@ -62,6 +63,20 @@ static void fixture_holds(void **state) {
     hold(*state, "auto");
 }
 
+/* A comparison that lets everything pass would make all of the above hold. */
+static void comparison_notices_another_models_numbers(void **state) {
+    (void)state;
+    uint32_t bad;
+    pot_buffer report = {0};
+    pot_err err;
+    const char *one = "tests/fixtures/fp8/expected.safetensors", *other = "tests/fixtures/mxfp4/expected.safetensors";
+    if (pot_compare_files(&bad, &report, one, one, 0, &err)) fail_msg("%s", err.text);
+    assert_int_equal(bad, 0);
+    if (pot_compare_files(&bad, &report, one, other, 1e-4, &err)) fail_msg("%s", err.text);
+    pot_buffer_free(&report);
+    assert_int_equal(bad, 21); /* all of them */
+}
+
 int main(int argc, char **argv) {
     const char *slash = argc ? strrchr(argv[0], '/') : NULL;
     snprintf(program, sizeof program, "%.*s/../potluck", slash ? (int)(slash - argv[0]) : 1, slash ? argv[0] : ".");
@@ -71,9 +86,13 @@ int main(int argc, char **argv) {
 #define FIXTURE(name, directory) \
     { "fixture_" name "_holds", fixture_holds, NULL, NULL, (void *)(uintptr_t)directory }
     const struct CMUnitTest tests[] = {
-        FIXTURE("indexshare", "tests/fixtures/indexshare"), FIXTURE("experts256", "tests/fixtures/experts256"),
-        FIXTURE("fp8", "tests/fixtures/fp8"),               FIXTURE("mxfp4", "tests/fixtures/mxfp4"),
-        FIXTURE("eps", "tests/fixtures/eps"),               FIXTURE("article4", "tests/fixtures/article4"),
+        cmocka_unit_test(comparison_notices_another_models_numbers),
+        FIXTURE("indexshare", "tests/fixtures/indexshare"),
+        FIXTURE("experts256", "tests/fixtures/experts256"),
+        FIXTURE("fp8", "tests/fixtures/fp8"),
+        FIXTURE("mxfp4", "tests/fixtures/mxfp4"),
+        FIXTURE("eps", "tests/fixtures/eps"),
+        FIXTURE("article4", "tests/fixtures/article4"),
         FIXTURE("demo", "demo"),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -539,7 +539,7 @@ static void sine_and_cosine_are_accurate(void **state) {
     for (int i = 0; i < 600000; i++) {
         float a;
         if (i % 3 == 0)
-            a = (float)(i / 3) * 21.0f; /* whole numbers up to 2^22 */
+            a = (float)(i - i % 3) * 7.0f; /* whole numbers up to 2^22 */
         else if (i % 3 == 1)
             a = (float)((double)i * 0.7853981633974483); /* next to multiples of pi/4 */
         else

@@ -31,7 +31,8 @@ typedef struct subject {
 } subject;
 
 /* The demo's prompt is longer than its index_topk of 64, those of the others are several times theirs: selections drop keys. */
-static subject subjects[] = {{.name = "experts256", .n_prompt = 20}, {.name = "wide544", .n_prompt = 20}, {.name = "demo", .n_prompt = 66}};
+static subject subjects[] = {
+    {.name = "experts256", .n_prompt = 20}, {.name = "wide544", .n_prompt = 20}, {.name = "demo", .n_prompt = 66}};
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
 static const char *const maps[] = {"contiguous", "round-robin", "sliced", "random:7"};
@@ -47,7 +48,12 @@ static const uint32_t worker_counts[] = {1, 2, 3, 5, 8}, batches[] = {1, 2, 7, 3
 /* ---- the truth ---------------------------------------------------------------------------------------------------- */
 
 static pot_play play_of(const subject *s, pot_kv_format kv, uint32_t batch, uint32_t turn) {
-    return (pot_play){.prompt = s->prompt, .n_prompt = s->n_prompt, .n_decode = DECODE, .batch = batch, .turn = turn, .kv = kv,
+    return (pot_play){.prompt = s->prompt,
+                      .n_prompt = s->n_prompt,
+                      .n_decode = DECODE,
+                      .batch = batch,
+                      .turn = turn,
+                      .kv = kv,
                       .draft = s->draft};
 }
 
@@ -62,7 +68,8 @@ static void prepare(subject *s) {
         MUST(pot_tiny_write(s->directory, pot_tiny_preset(s->name), &err));
     }
     pot_rig rig;
-    pot_rig_options options = {.model = s->directory, .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1};
+    pot_rig_options options = {
+        .model = s->directory, .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1};
     MUST(pot_rig_open(&rig, &options, &err));
     MUST(pot_rig_engine(&rig, 64, &err));
     const pot_config *config = pot_model_config(rig.model);
@@ -129,8 +136,10 @@ static void product_of_workers_maps_tiles_and_batches(subject *s) {
     for (size_t w = 0; w < COUNT(worker_counts); w++) {
         for (size_t m = 0; m < COUNT(maps); m++) {
             pot_rig rig;
-            pot_rig_options options = {
-                .model = s->directory, .policy = pot_format_policy_default, .map = maps[m], .n_workers = worker_counts[w]};
+            pot_rig_options options = {.model = s->directory,
+                                       .policy = pot_format_policy_default,
+                                       .map = maps[m],
+                                       .n_workers = worker_counts[w]};
             MUST(pot_rig_open(&rig, &options, &err));
             for (size_t t = 0; t < COUNT(tiles); t++) {
                 MUST(pot_rig_engine(&rig, tiles[t], &err));
@@ -175,7 +184,8 @@ static void answer_is_the_same_with_every_kernel_table(void **state) {
     int n = pot_kernels_list(tables, 8);
     for (uint32_t i = 0; i < SUBJECTS; i++) {
         subject *s = &subjects[i];
-        pot_rig_options options = {.model = s->directory, .policy = pot_format_policy_default, .map = "sliced", .n_workers = 2};
+        pot_rig_options options = {
+            .model = s->directory, .policy = pot_format_policy_default, .map = "sliced", .n_workers = 2};
         for (int k = 0; k < n; k++) {
             options.kernels = tables[k]->name;
             check_machine(s, &options, tables[k]->name);
@@ -192,8 +202,11 @@ static void answer_is_the_same_with_any_number_of_threads(void **state) {
     char what[32];
     for (uint32_t i = 0; i < SUBJECTS; i++) {
         for (int threads = 1; threads <= 4; threads++) {
-            pot_rig_options options = {.model = subjects[i].directory, .policy = pot_format_policy_default, .map = "random:7",
-                                       .n_workers = 2, .threads = threads};
+            pot_rig_options options = {.model = subjects[i].directory,
+                                       .policy = pot_format_policy_default,
+                                       .map = "random:7",
+                                       .n_workers = 2,
+                                       .threads = threads};
             snprintf(what, sizeof what, "%d threads", threads);
             check_machine(&subjects[i], &options, what);
         }
@@ -206,7 +219,8 @@ static void answer_of_prefill_is_the_answer_of_decode(void **state) {
     for (uint32_t i = 0; i < SUBJECTS; i++) {
         subject *s = &subjects[i];
         pot_rig rig;
-        pot_rig_options options = {.model = s->directory, .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1};
+        pot_rig_options options = {
+            .model = s->directory, .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1};
         MUST(pot_rig_open(&rig, &options, &err));
         MUST(pot_rig_engine(&rig, 1, &err));
         pot_sequence *sequence = NULL;

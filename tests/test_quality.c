@@ -32,7 +32,8 @@ static char program[4096];
 static void perplexity_is_within_a_hundredth_of_the_reference(void **state) {
     (void)state;
     char command[4400], line[4096] = "";
-    snprintf(command, sizeof command, "%s eval ppl demo demo/held_out.txt --tokens 8192 --window 512 --against reference --json --quiet",
+    snprintf(command, sizeof command,
+             "%s eval ppl demo demo/held_out.txt --tokens 8192 --window 512 --against reference --json --quiet",
              program);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
@@ -49,8 +50,8 @@ static void perplexity_is_within_a_hundredth_of_the_reference(void **state) {
     MUST(pot_json_double(&kl, report, "kl", -1, 1e9, true, "eval ppl", &err));
     MUST(pot_json_double(&agreement, report, "top1_agreement", 0, 1, true, "eval ppl", &err));
     json_decref(report);
-    printf("perplexity %.4f, reference %.4f (%+.3f%%), KL %.6f nats, first choices equal in %.2f%%\n", perplexity, reference,
-           100 * (perplexity / reference - 1), kl, 100 * agreement);
+    printf("perplexity %.4f, reference %.4f (%+.3f%%), KL %.6f nats, first choices equal in %.2f%%\n", perplexity,
+           reference, 100 * (perplexity / reference - 1), kl, 100 * agreement);
     assert_int_equal(predicted, 16 * 511);
     assert_true(fabs(perplexity / reference - 1) <= 0.01);
     assert_true(kl >= 0 && kl < 0.05); /* far above what a right packing costs, far below what a wrong one does */
@@ -76,7 +77,8 @@ typedef struct examination {
 
 static void examination_open(examination *e, bool reference) {
     *e = (examination){.kv = reference ? POT_KV_F32 : POT_KV_BF16};
-    pot_rig_options options = {.model = "demo", .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1, .threads = 2};
+    pot_rig_options options = {
+        .model = "demo", .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1, .threads = 2};
     if (reference) options.policy = (pot_format_policy){.reference = true};
     MUST(pot_rig_open(&e->rig, &options, &err));
     MUST(pot_rig_engine(&e->rig, 64, &err));
@@ -173,7 +175,8 @@ static void skills_survive_quantization(void **state) {
     int lost = 0;
     for (int k = 0; k < e.n_skills; k++) {
         const skill *s = &e.skills[k];
-        printf("%-12s %2lld of %lld right, reference %lld\n", s->name, (long long)s->right, (long long)s->prompts, (long long)s->expected);
+        printf("%-12s %2lld of %lld right, reference %lld\n", s->name, (long long)s->right, (long long)s->prompts,
+               (long long)s->expected);
         lost += s->right < s->expected - 1;
     }
     examination_close(&e);
@@ -201,7 +204,8 @@ static void reference_gives_the_tokens_of_pytorch(void **state) {
         unclear_differ += !same && margin <= 1e-3;
         pot_tokens_free(&tokens);
     }
-    printf("%d prompts with a clear margin, %d of them differ; %d of the others differ\n", clear, wrong, unclear_differ);
+    printf("%d prompts with a clear margin, %d of them differ; %d of the others differ\n", clear, wrong,
+           unclear_differ);
     examination_close(&e);
     assert_true(clear > 100);
     assert_int_equal(wrong, 0);

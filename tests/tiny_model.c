@@ -16,20 +16,79 @@
 
 static const pot_tiny presets[] = {
     /* The widths of GLM's expert count: 256 experts, one chunk each; selections drop keys after 6 tokens. */
-    {.name = "experts256", .vocab = 200, .hidden = 64, .dense_inner = 96, .moe_inner = 32, .n_layers = 3, .n_dense = 1,
-     .n_heads = 4, .q_lora = 32, .kv_lora = 32, .nope_dim = 16, .rope_dim = 8, .v_dim = 16, .n_routed = 256, .top_k = 8,
-     .index_dim = 16, .index_heads = 16, .index_topk = 6, .schedule = "FFS", .routed = POT_TINY_INT4,
-     .common = POT_TINY_BF16, .attention = POT_TINY_BF16, .seed = 1},
-    /* Five chunks of 96 and one of 64 an expert; the dense layer's MLP has eight of 32 and so on. */
-    {.name = "wide544", .vocab = 144, .hidden = 160, .dense_inner = 224, .moe_inner = 544, .n_layers = 3, .n_dense = 1, .n_mtp = 1,
-     .n_heads = 3, .q_lora = 48, .kv_lora = 40, .nope_dim = 24, .rope_dim = 16, .v_dim = 20, .n_routed = 7, .top_k = 3,
-     .index_dim = 32, .index_heads = 16, .index_topk = 8, .schedule = "FSF", .routed = POT_TINY_MXFP4,
-     .common = POT_TINY_FP8, .attention = POT_TINY_FP8, .seed = 2},
+    {.name = "experts256",
+     .vocab = 200,
+     .hidden = 64,
+     .dense_inner = 96,
+     .moe_inner = 32,
+     .n_layers = 3,
+     .n_dense = 1,
+     .n_heads = 4,
+     .q_lora = 32,
+     .kv_lora = 32,
+     .nope_dim = 16,
+     .rope_dim = 8,
+     .v_dim = 16,
+     .n_routed = 256,
+     .top_k = 8,
+     .index_dim = 16,
+     .index_heads = 16,
+     .index_topk = 6,
+     .schedule = "FFS",
+     .routed = POT_TINY_INT4,
+     .common = POT_TINY_BF16,
+     .attention = POT_TINY_BF16,
+     .seed = 1},
+    /* Five chunks of 96 and one of 64 an expert; the dense layer's MLP has seven of 32. */
+    {.name = "wide544",
+     .vocab = 144,
+     .hidden = 160,
+     .dense_inner = 224,
+     .moe_inner = 544,
+     .n_layers = 3,
+     .n_dense = 1,
+     .n_mtp = 1,
+     .n_heads = 3,
+     .q_lora = 48,
+     .kv_lora = 40,
+     .nope_dim = 24,
+     .rope_dim = 16,
+     .v_dim = 20,
+     .n_routed = 7,
+     .top_k = 3,
+     .index_dim = 32,
+     .index_heads = 16,
+     .index_topk = 8,
+     .schedule = "FSF",
+     .routed = POT_TINY_MXFP4,
+     .common = POT_TINY_FP8,
+     .attention = POT_TINY_FP8,
+     .seed = 2},
     /* As small as it gets, for tests that start a model hundreds of times. */
-    {.name = "small", .vocab = 40, .hidden = 32, .dense_inner = 64, .moe_inner = 64, .n_layers = 2, .n_dense = 1, .n_mtp = 1,
-     .n_heads = 2, .q_lora = 16, .kv_lora = 16, .nope_dim = 8, .rope_dim = 8, .v_dim = 8, .n_routed = 4, .top_k = 2,
-     .index_dim = 16, .index_heads = 16, .index_topk = 4, .schedule = "FS", .routed = POT_TINY_MXFP4,
-     .common = POT_TINY_F32, .attention = POT_TINY_BF16, .seed = 3},
+    {.name = "small",
+     .vocab = 40,
+     .hidden = 32,
+     .dense_inner = 64,
+     .moe_inner = 64,
+     .n_layers = 2,
+     .n_dense = 1,
+     .n_mtp = 1,
+     .n_heads = 2,
+     .q_lora = 16,
+     .kv_lora = 16,
+     .nope_dim = 8,
+     .rope_dim = 8,
+     .v_dim = 8,
+     .n_routed = 4,
+     .top_k = 2,
+     .index_dim = 16,
+     .index_heads = 16,
+     .index_topk = 4,
+     .schedule = "FS",
+     .routed = POT_TINY_MXFP4,
+     .common = POT_TINY_F32,
+     .attention = POT_TINY_BF16,
+     .seed = 3},
 };
 
 const pot_tiny *pot_tiny_preset(const char *name) {
@@ -95,16 +154,19 @@ static void *add(writer *w, const char *name, pot_dtype dtype, uint32_t rank, ui
         pot_free(data);
         return w->short_of_memory = true, NULL;
     }
-    w->tensors[w->n++] = (pot_tensor_out){.name = own_name, .dtype = dtype, .rank = rank, .shape = {rows, columns}, .data = data};
+    w->tensors[w->n++] =
+        (pot_tensor_out){.name = own_name, .dtype = dtype, .rank = rank, .shape = {rows, columns}, .data = data};
     return data;
 }
 
 static stream begin(const writer *w) { return (stream){.seed = w->tiny->seed, .tensor = w->n}; }
 
-static void add_bf16(writer *w, const char *name, uint32_t rank, uint32_t rows, uint32_t columns, float mean, float scale) {
+static void add_bf16(writer *w, const char *name, uint32_t rank, uint32_t rows, uint32_t columns, float mean,
+                     float scale) {
     stream s = begin(w);
     uint16_t *out = add(w, name, POT_DTYPE_BF16, rank, rows, columns);
-    for (size_t i = 0; out && i < (size_t)rows * columns; i++) out[i] = pot_bf16_from_f32(mean + scale * next_normal(&s));
+    for (size_t i = 0; out && i < (size_t)rows * columns; i++)
+        out[i] = pot_bf16_from_f32(mean + scale * next_normal(&s));
 }
 
 static void add_f32(writer *w, const char *name, uint32_t rank, uint32_t rows, uint32_t columns, float scale) {
@@ -122,7 +184,8 @@ static void add_mxfp4(writer *w, const char *name, uint32_t rows, uint32_t colum
     if (!codes || !scales) return;
     for (size_t i = 0; i < (size_t)rows * columns / 2; i++) codes[i] = (uint8_t)next_word(&s);
     int exponent = ilogbf(scale / 2.93f); /* 2.93: root mean square of the E2M1 values */
-    for (size_t i = 0; i < (size_t)rows * columns / 32; i++) scales[i] = (uint8_t)(127 + exponent + (int)(next_word(&s) % 3) - 1);
+    for (size_t i = 0; i < (size_t)rows * columns / 32; i++)
+        scales[i] = (uint8_t)(127 + exponent + (int)(next_word(&s) % 3) - 1);
 }
 
 static void add_fp8(writer *w, const char *name, uint32_t rows, uint32_t columns, float scale) {
@@ -146,7 +209,8 @@ static void add_int4(writer *w, const char *name, uint32_t rows, uint32_t column
     float *scales = add(w, scales_name, POT_DTYPE_F32, 1, rows, 0);
     if (!codes || !scales) return;
     for (uint64_t i = 0; i < bytes; i++) codes[i] = (uint8_t)next_word(&s);
-    for (uint32_t r = 0; r < rows; r++) scales[r] = scale / 4.6f * (1 + 0.5f * next_uniform(&s)); /* 4.6: RMS of -8..7 */
+    for (uint32_t r = 0; r < rows; r++)
+        scales[r] = scale / 4.6f * (1 + 0.5f * next_uniform(&s)); /* 4.6: RMS of -8..7 */
 }
 
 static void add_matrix(writer *w, pot_tiny_layout layout, const char *name, uint32_t rows, uint32_t columns) {
@@ -180,10 +244,12 @@ static void add_attention(writer *w, uint32_t layer, bool full) {
     add_norm(w, IN_LAYER("post_attention_layernorm.weight"), t->hidden);
     add_matrix(w, t->attention, IN_LAYER("self_attn.q_a_proj.weight"), t->q_lora, t->hidden);
     add_norm(w, IN_LAYER("self_attn.q_a_layernorm.weight"), t->q_lora);
-    add_matrix(w, t->attention, IN_LAYER("self_attn.q_b_proj.weight"), t->n_heads * (t->nope_dim + t->rope_dim), t->q_lora);
+    add_matrix(w, t->attention, IN_LAYER("self_attn.q_b_proj.weight"), t->n_heads * (t->nope_dim + t->rope_dim),
+               t->q_lora);
     add_matrix(w, t->attention, IN_LAYER("self_attn.kv_a_proj_with_mqa.weight"), t->kv_lora + t->rope_dim, t->hidden);
     add_norm(w, IN_LAYER("self_attn.kv_a_layernorm.weight"), t->kv_lora);
-    add_matrix(w, t->attention, IN_LAYER("self_attn.kv_b_proj.weight"), t->n_heads * (t->nope_dim + t->v_dim), t->kv_lora);
+    add_matrix(w, t->attention, IN_LAYER("self_attn.kv_b_proj.weight"), t->n_heads * (t->nope_dim + t->v_dim),
+               t->kv_lora);
     add_matrix(w, t->attention, IN_LAYER("self_attn.o_proj.weight"), t->hidden, t->n_heads * t->v_dim);
     if (!full) return;
     add_matrix(w, t->attention, IN_LAYER("self_attn.indexer.wq_b.weight"), t->index_heads * t->index_dim, t->q_lora);
@@ -217,25 +283,31 @@ static void add_layer(writer *w, uint32_t layer) {
 
 static pot_status write_config(const char *directory, const pot_tiny *t, pot_err *err) {
     pot_buffer text = {0};
-    pot_buffer_format(&text,
-                      "{\"architectures\": [\"GlmMoeDsaForCausalLM\"], \"model_type\": \"glm_moe_dsa\", \"dtype\": \"bfloat16\",\n"
-                      " \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, \"moe_intermediate_size\": %u,\n"
-                      " \"num_hidden_layers\": %u, \"first_k_dense_replace\": %u, \"num_nextn_predict_layers\": %u,\n",
-                      t->vocab, t->hidden, t->dense_inner, t->moe_inner, t->n_layers, t->n_dense, t->n_mtp);
-    pot_buffer_format(&text,
-                      " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"q_lora_rank\": %u, \"kv_lora_rank\": %u,\n"
-                      " \"qk_nope_head_dim\": %u, \"qk_rope_head_dim\": %u, \"qk_head_dim\": %u, \"v_head_dim\": %u,\n",
-                      t->n_heads, t->n_heads, t->q_lora, t->kv_lora, t->nope_dim, t->rope_dim, t->nope_dim + t->rope_dim, t->v_dim);
-    pot_buffer_format(&text,
-                      " \"n_routed_experts\": %u, \"n_shared_experts\": 1, \"num_experts_per_tok\": %u, \"n_group\": 1, \"topk_group\": 1,\n"
-                      " \"norm_topk_prob\": true, \"routed_scaling_factor\": 2.5, \"scoring_func\": \"sigmoid\", \"topk_method\": \"noaux_tc\",\n"
-                      " \"index_head_dim\": %u, \"index_n_heads\": %u, \"index_topk\": %u, \"index_topk_pattern\": \"%s\",\n",
-                      t->n_routed, t->top_k, t->index_dim, t->index_heads, t->index_topk, t->schedule);
-    pot_buffer_text(&text,
-                    " \"rms_norm_eps\": 1e-05, \"hidden_act\": \"silu\", \"attention_bias\": false, \"rope_interleave\": true,\n"
-                    " \"indexer_rope_interleave\": true, \"max_position_embeddings\": 4096,\n"
-                    " \"rope_parameters\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"},\n"
-                    " \"tie_word_embeddings\": false, \"eos_token_id\": [0], \"pad_token_id\": 0}\n");
+    pot_buffer_format(
+        &text,
+        "{\"architectures\": [\"GlmMoeDsaForCausalLM\"], \"model_type\": \"glm_moe_dsa\", \"dtype\": \"bfloat16\",\n"
+        " \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, \"moe_intermediate_size\": %u,\n"
+        " \"num_hidden_layers\": %u, \"first_k_dense_replace\": %u, \"num_nextn_predict_layers\": %u,\n",
+        t->vocab, t->hidden, t->dense_inner, t->moe_inner, t->n_layers, t->n_dense, t->n_mtp);
+    pot_buffer_format(
+        &text,
+        " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"q_lora_rank\": %u, \"kv_lora_rank\": %u,\n"
+        " \"qk_nope_head_dim\": %u, \"qk_rope_head_dim\": %u, \"qk_head_dim\": %u, \"v_head_dim\": %u,\n",
+        t->n_heads, t->n_heads, t->q_lora, t->kv_lora, t->nope_dim, t->rope_dim, t->nope_dim + t->rope_dim, t->v_dim);
+    pot_buffer_format(
+        &text,
+        " \"n_routed_experts\": %u, \"n_shared_experts\": 1, \"num_experts_per_tok\": %u, \"n_group\": 1, "
+        "\"topk_group\": 1,\n"
+        " \"norm_topk_prob\": true, \"routed_scaling_factor\": 2.5, \"scoring_func\": \"sigmoid\", \"topk_method\": "
+        "\"noaux_tc\",\n"
+        " \"index_head_dim\": %u, \"index_n_heads\": %u, \"index_topk\": %u, \"index_topk_pattern\": \"%s\",\n",
+        t->n_routed, t->top_k, t->index_dim, t->index_heads, t->index_topk, t->schedule);
+    pot_buffer_text(
+        &text,
+        " \"rms_norm_eps\": 1e-05, \"hidden_act\": \"silu\", \"attention_bias\": false, \"rope_interleave\": true,\n"
+        " \"indexer_rope_interleave\": true, \"max_position_embeddings\": 4096,\n"
+        " \"rope_parameters\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"},\n"
+        " \"tie_word_embeddings\": false, \"eos_token_id\": [0], \"pad_token_id\": 0}\n");
     char *path = pot_path_join(directory, "config.json");
     pot_status s = text.failed || !path ? pot_fail(err, POT_NO_MEMORY, "no memory for the tiny model's config")
                                         : pot_file_write(path, text.data, text.bytes, err);
@@ -251,8 +323,9 @@ pot_status pot_tiny_write(const char *directory, const pot_tiny *tiny, pot_err *
     add_bf16(&w, "lm_head.weight", 2, tiny->vocab, tiny->hidden, 0, 1 / sqrtf((float)tiny->hidden));
     for (uint32_t layer = 0; layer < tiny->n_layers + tiny->n_mtp; layer++) add_layer(&w, layer);
     char *path = pot_path_join(directory, "model.safetensors");
-    pot_status s = w.short_of_memory || !path ? pot_fail(err, POT_NO_MEMORY, "no memory for the tiny model `%s`", tiny->name)
-                                              : pot_safetensors_write(path, w.tensors, w.n, err);
+    pot_status s = w.short_of_memory || !path
+                       ? pot_fail(err, POT_NO_MEMORY, "no memory for the tiny model `%s`", tiny->name)
+                       : pot_safetensors_write(path, w.tensors, w.n, err);
     if (s == POT_OK) s = write_config(directory, tiny, err);
     for (uint32_t i = 0; i < w.n; i++) {
         pot_free((void *)(uintptr_t)w.tensors[i].name);

@@ -23,7 +23,7 @@ typedef struct pot_tiny {
     uint32_t n_heads, q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     uint32_t n_routed, top_k;
     uint32_t index_dim, index_heads, index_topk;
-    const char *schedule; /* "FFSS", a letter a layer: full or shared */
+    const char *schedule;                      /* "FFSS", a letter a layer: full or shared */
     pot_tiny_layout routed, common, attention; /* common: shared experts and dense MLPs */
     uint64_t seed;
 } pot_tiny;

@@ -10,7 +10,7 @@ ticks() { sed 's/.*) //' "/proc/$1/stat" | awk '{ print $12 + $13 }'; }
 
 mkfifo "$scratch/questions"
 exec 7<>"$scratch/questions"
-start 4 "$potluck" chat demo --temp 0 --quiet <"$scratch/questions"
+start 4 "$potluck" chat demo --temp 0 --quiet <"$scratch/questions" 7>&-
 echo 'Tell me the capital of Cuba.' >&7
 if ! until_true 60 grep -q Havana "$scratch/out"; then
     bad 'the chat did not start'

@@ -1,0 +1,202 @@
+/* Putting the parts together, in three shapes:
+ *
+ *   alone        rank 0 of 1: worker 0 inline over `mem`; neither MPI nor UCX is touched
+ *   coordinator  rank 0 of n: the same, and workers 1..n-1 over UCX
+ *   worker       rank r of n: serves over UCX until the coordinator says Leave
+ */
+#include "coordinator/cluster.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/system.h"
+#include "kernels/math.h"
+
+enum { CLOSE_US = 500000, SPIN_US = 50 /* docs/cluster.md, "Sleeping and waking" */ };
+
+struct pot_cluster_parts {
+    pot_transport *mem[2]; /* the coordinator's end, worker 0's end */
+    pot_transport *remote;
+    pot_bootstrap bootstrap;
+    pot_worker *worker; /* worker 0, inline */
+    pot_map *map;
+    pot_compute compute;
+};
+
+/* ---- from settings ---------------------------------------------------------------------------------------------------------- */
+
+static pot_status find_format(pot_format *out, const char *option, const char *name, pot_err *err) {
+    if (strcmp(name, "auto") == 0) return POT_OK;
+    pot_format format = pot_format_find(name);
+    if (format == POT_FORMAT_NONE) {
+        char known[256] = "";
+        int at = 0;
+        for (int f = 1; f < POT_FORMAT_COUNT; f++)
+            at += snprintf(known + at, sizeof known - (size_t)at, ", %s", pot_format_get((pot_format)f)->name);
+        return pot_fail(err, POT_USAGE, "--%s %s: known are auto%s", option, name, known);
+    }
+    *out = format;
+    return POT_OK;
+}
+
+pot_status pot_settings_policy(pot_format_policy *out, const pot_settings *settings, pot_err *err) {
+    pot_format_policy policy = pot_format_policy_default;
+    policy.reference = settings->reference;
+    pot_status s = find_format(&policy.experts, "experts", settings->experts_format, err);
+    if (s == POT_OK) s = find_format(&policy.dense, "dense", settings->dense_format, err);
+    if (s == POT_OK) s = find_format(&policy.head, "head", settings->head_format, err);
+    if (s == POT_OK) *out = policy;
+    return s;
+}
+
+static pot_status choose_compute(pot_compute *out, const pot_settings *settings, int ranks_on_host, pot_err *err) {
+    pot_fp_strict();
+    (void)pot_cpus_widen();
+    out->threads = pot_threads_choose((int)settings->threads, ranks_on_host);
+    return pot_kernels_pick(&out->kernels, settings->kernels, err);
+}
+
+/* Polling is for machines where every rank has a core of its own: elsewhere a rank that polls keeps another from computing. */
+static uint64_t choose_spin(const pot_settings *settings, int ranks_on_host) {
+    if (settings->spin_us != UINT64_MAX) return settings->spin_us;
+    return ranks_on_host <= pot_cpus_physical() ? SPIN_US : 0;
+}
+
+/* ---- ranks -------------------------------------------------------------------------------------------------------------------- */
+
+/* Everybody's address, and connections: the coordinator to all, a worker to the coordinator. */
+static pot_status connect_ranks(struct pot_cluster_parts *parts, const pot_settings *settings, const pot_launch *launch, pot_err *err) {
+    pot_ucx_options options = {.self = (uint32_t)launch->rank, .spin_us = choose_spin(settings, launch->ranks_on_host)};
+    pot_blob address;
+    pot_status s = pot_transport_ucx_create(&parts->remote, &address, &options, err);
+    if (s == POT_OK) s = pot_bootstrap_mpi(&parts->bootstrap, address, 0, err);
+    if (s != POT_OK) return s;
+    const pot_bootstrap *b = &parts->bootstrap;
+    if (b->size > POT_MAX_WORKERS)
+        return pot_fail(err, POT_LIMIT, "%d ranks were started, a cluster has at most %d", b->size, POT_MAX_WORKERS);
+    pot_blob peers[POT_MAX_WORKERS] = {{0}};
+    for (int r = 0; r < b->size; r++)
+        if (r != b->rank && (b->rank == 0 || r == 0)) peers[r] = b->ranks[r].address;
+    return pot_transport_ucx_connect(parts->remote, peers, (uint32_t)b->size, err);
+}
+
+/* What the coordinator and all workers of this host will hold, before anything is loaded. */
+static pot_status check_memory(const pot_cluster *c, pot_err *err) {
+    const struct pot_cluster_parts *parts = c->parts;
+    uint64_t bytes = pot_model_coordinator_bytes(c->model) + pot_model_worker_bytes(c->model, parts->map, 0);
+    int here = 1;
+    for (int r = 1; r < parts->bootstrap.size; r++)
+        if (strcmp(parts->bootstrap.ranks[r].host, parts->bootstrap.ranks[0].host) == 0) {
+            bytes += pot_model_worker_bytes(c->model, parts->map, (uint32_t)r);
+            here++;
+        }
+    char what[80];
+    snprintf(what, sizeof what, "the coordinator with %d worker%s on this machine", here, here == 1 ? "" : "s");
+    return pot_model_check_memory(bytes, what, err);
+}
+
+/* ---- the coordinator -------------------------------------------------------------------------------------------------------------- */
+
+static pot_status create_parts(pot_cluster *c, pot_err *err) {
+    c->parts = pot_alloc(sizeof *c->parts);
+    return c->parts ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory for a cluster");
+}
+
+static pot_status open_model(pot_cluster *c, const pot_settings *settings, const char *directory, pot_err *err) {
+    pot_format_policy policy;
+    if (!directory) return pot_fail(err, POT_USAGE, "a worker needs a coordinator: start both with mpirun (docs/cluster.md)");
+    pot_status s = pot_settings_policy(&policy, settings, err);
+    if (s == POT_OK) s = pot_model_open(&c->model, directory, &policy, err);
+    c->kv = settings->reference || strcmp(settings->kv, "f32") == 0 ? POT_KV_F32 : POT_KV_BF16;
+    return s;
+}
+
+/* Own worker, peers, dispatch, engine; the remote transport, if any, is connected. */
+static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_t n_workers, pot_err *err) {
+    struct pot_cluster_parts *parts = c->parts;
+    pot_status s = pot_map_make(&parts->map, settings->map, 1, n_workers, pot_model_layer_shapes(c->model),
+                                pot_model_layers(c->model), err);
+    if (s == POT_OK) s = check_memory(c, err);
+    if (s == POT_OK) s = pot_transport_mem_create(parts->mem, 2, err);
+    if (s != POT_OK) return s;
+    pot_worker_options own = {.transport = parts->mem[1], .coordinator = 0, .compute = parts->compute,
+                              .timeout_us = settings->timeout_us};
+    s = pot_worker_create(&parts->worker, &own, err);
+    if (s != POT_OK) return s;
+    pot_peers_options peers = {.local = parts->mem[0], .n_local = 1, .inline_worker = parts->worker, .remote = parts->remote,
+                               .n_workers = n_workers, .model = c->model, .map = parts->map, .heartbeat_us = settings->heartbeat_us,
+                               .dead_us = settings->dead_us, .timeout_us = settings->timeout_us, .quiet = settings->quiet};
+    s = pot_peers_create(&c->peers, &peers, err);
+    if (s == POT_OK) s = pot_moe_create(&c->moe, c->model, c->peers, &parts->compute, err);
+    if (s != POT_OK) return s;
+    pot_engine_options engine = {.model = c->model, .moe = c->moe, .compute = parts->compute,
+                                 .prefill_tile = (uint32_t)settings->prefill_tile, .quiet = settings->quiet};
+    return pot_engine_create(&c->engine, &engine, err);
+}
+
+static pot_status coordinate(pot_cluster *c, const pot_settings *settings, const char *directory, pot_err *err) {
+    pot_status s = open_model(c, settings, directory, err);
+    if (s == POT_OK && c->launch.size > 1) s = connect_ranks(c->parts, settings, &c->launch, err);
+    if (s == POT_OK) s = assemble(c, settings, (uint32_t)c->launch.size, err);
+    return s;
+}
+
+/* ---- a worker ------------------------------------------------------------------------------------------------------------------------ */
+
+static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *err) {
+    struct pot_cluster_parts *parts = c->parts;
+    pot_status s = connect_ranks(parts, settings, &c->launch, err);
+    if (s != POT_OK) return s;
+    pot_worker_options options = {.transport = parts->remote, .coordinator = 0, .compute = parts->compute, .model = settings->model,
+                                  .timeout_us = settings->timeout_us};
+    s = pot_worker_create(&parts->worker, &options, err);
+    return s == POT_OK ? pot_worker_serve(parts->worker, err) : s;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------------------------ */
+
+static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory, pot_err *err) {
+    uint64_t begin = pot_now_us();
+    pot_cluster c = {.launch = *launch};
+    pot_status s = create_parts(&c, err);
+    if (s == POT_OK) s = choose_compute(&c.parts->compute, settings, launch->ranks_on_host, err);
+    if (s == POT_OK) s = launch->rank == 0 ? coordinate(&c, settings, directory, err) : serve(&c, settings, err);
+    c.load_us = pot_now_us() - begin;
+    if (s != POT_OK) {
+        pot_cluster_stop(&c);
+        return s;
+    }
+    *out = c;
+    return POT_OK;
+}
+
+pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *directory, pot_err *err) {
+    pot_launch launch;
+    pot_launch_detect(&launch);
+    return start(out, &launch, settings, directory, err);
+}
+
+pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *directory, pot_err *err) {
+    pot_launch launch = {.rank = 0, .size = 1, .ranks_on_host = 1};
+    return start(out, &launch, settings, directory, err);
+}
+
+void pot_cluster_stop(pot_cluster *c) {
+    pot_engine_free(c->engine);
+    pot_moe_free(c->moe);
+    pot_peers_free(c->peers);
+    if (c->parts) {
+        pot_worker_free(c->parts->worker);
+        pot_transport_close(c->parts->mem[0], 0);
+        pot_transport_close(c->parts->mem[1], 0);
+        pot_transport_close(c->parts->remote, CLOSE_US);
+        pot_bootstrap_free(&c->parts->bootstrap);
+        pot_map_free(c->parts->map);
+        pot_free(c->parts);
+    }
+    pot_model_close(c->model);
+    *c = (pot_cluster){0};
+}

@@ -1,0 +1,140 @@
+/* Which packed format every matrix gets, how the experts are cut, and the fingerprint that two processes compare. */
+#include <string.h>
+
+#include "common/mem.h"
+#include "model/model_internal.h"
+
+const pot_format_policy pot_format_policy_default = {.dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32};
+
+/* ---- experts ----------------------------------------------------------------------------------------------------------- */
+
+static bool is_float(const pot_stored *stored) { return stored->kind <= POT_STORED_F16; }
+
+static pot_format wanted_format(const pot_stored *stored, const pot_format_policy *policy) {
+    if (policy->reference) return POT_FORMAT_F32;
+    if (policy->experts != POT_FORMAT_NONE && is_float(stored)) return policy->experts;
+    return pot_stored_natural_format(stored);
+}
+
+/* One format for a layer's experts: where they differ, the smallest float format that holds all of them exactly (E2M1 has
+ * two bits of significand, and the scales of MXFP4 stay inside bf16's exponents). */
+static pot_format join(pot_format a, pot_format b) {
+    if (a == b || b == POT_FORMAT_NONE) return a;
+    if (a == POT_FORMAT_NONE) return b;
+    bool small = (a == POT_FORMAT_BF16 || a == POT_FORMAT_MXFP4) && (b == POT_FORMAT_BF16 || b == POT_FORMAT_MXFP4);
+    return small ? POT_FORMAT_BF16 : POT_FORMAT_F32;
+}
+
+static pot_status add_format(pot_format *format, const pot_model *m, pot_role role, uint32_t layer, uint32_t expert,
+                             pot_err *err) {
+    pot_source source;
+    pot_status s = pot_source_find(&source, m, role, layer, expert, err);
+    if (s == POT_OK) *format = join(*format, wanted_format(&source.stored, &m->policy));
+    return s;
+}
+
+/* gate is the first of three neighbouring roles: gate, up, down. */
+static pot_status choose_ffn(pot_ffn_shape *out, const pot_model *m, pot_role gate, uint32_t layer, uint32_t copies,
+                             uint32_t inner, pot_err *err) {
+    pot_format gate_up = POT_FORMAT_NONE, down = POT_FORMAT_NONE;
+    pot_status s = POT_OK;
+    for (uint32_t e = 0; e < copies && s == POT_OK; e++) {
+        s = add_format(&gate_up, m, gate, layer, e, err);
+        if (s == POT_OK) s = add_format(&gate_up, m, (pot_role)(gate + 1), layer, e, err);
+        if (s == POT_OK) s = add_format(&down, m, (pot_role)(gate + 2), layer, e, err);
+    }
+    if (s != POT_OK) return s;
+    pot_ffn_shape_init(out, m->config.hidden, inner, gate_up, down);
+    if (out->n_chunks > POT_MAX_CHUNKS)
+        return pot_fail(err, POT_LIMIT, "%s: layer %u: an inner width of %u makes %u chunks, at most %d are possible",
+                        m->directory, layer, inner, out->n_chunks, POT_MAX_CHUNKS);
+    return POT_OK;
+}
+
+pot_status pot_model_choose_formats(pot_model *m, pot_err *err) {
+    const pot_config *c = &m->config;
+    uint32_t layers = c->n_layers + c->n_mtp;
+    m->layers = pot_alloc_array(layers, sizeof *m->layers);
+    m->shapes = pot_alloc_array(layers, sizeof *m->shapes);
+    if (!m->layers || !m->shapes)
+        return pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u layers", m->directory, layers);
+    pot_status s = POT_OK;
+    for (uint32_t i = 0; i < layers && s == POT_OK; i++) {
+        pot_layer_formats *f = &m->layers[i];
+        if (c->layer_is_dense[i]) {
+            s = choose_ffn(&f->common, m, POT_ROLE_DENSE_GATE, i, 1, c->dense_inner, err);
+        } else {
+            s = choose_ffn(&f->routed, m, POT_ROLE_EXPERT_GATE, i, c->n_routed, c->moe_inner, err);
+            if (s == POT_OK && c->n_shared)
+                s = choose_ffn(&f->common, m, POT_ROLE_SHARED_GATE, i, 1, c->moe_inner * c->n_shared, err);
+        }
+        m->shapes[i] =
+            (pot_layer_shape){c->layer_is_dense[i] ? 0 : c->n_routed, f->routed.n_chunks, f->common.n_chunks};
+    }
+    return s;
+}
+
+/* ---- dense matrices ------------------------------------------------------------------------------------------------------ */
+
+pot_format pot_model_format(const pot_model *m, pot_role role, uint32_t layer) {
+    if (m->policy.reference) return POT_FORMAT_F32;
+    switch (role) {
+    case POT_ROLE_ROUTER:
+    case POT_ROLE_INDEX_WEIGHTS: return POT_FORMAT_F32; /* they decide what is chosen, and are small */
+    case POT_ROLE_KV_B: return m->policy.dense;         /* absorbed: its halves are packed anew */
+    default: break;
+    }
+    pot_source source;
+    if (pot_source_find(&source, m, role, layer, 0, NULL) != POT_OK) return POT_FORMAT_NONE;
+    if (!is_float(&source.stored)) return pot_stored_natural_format(&source.stored);
+    return role == POT_ROLE_EMBED || role == POT_ROLE_HEAD ? m->policy.head : m->policy.dense;
+}
+
+pot_format pot_model_packed_format(const pot_model *m, pot_role role, uint32_t layer) {
+    if (!pot_role_is_matrix(role)) return POT_FORMAT_F32;
+    if (!pot_role_is_ffn(role)) return pot_model_format(m, role, layer);
+    const pot_layer_formats *f = &m->layers[layer];
+    const pot_ffn_shape *shape = pot_role_is_routed(role) ? &f->routed : &f->common;
+    bool down = role == POT_ROLE_EXPERT_DOWN || role == POT_ROLE_SHARED_DOWN || role == POT_ROLE_DENSE_DOWN;
+    return (pot_format)(down ? shape->down_format : shape->gate_up_format);
+}
+
+/* ---- fingerprint ------------------------------------------------------------------------------------------------------------ */
+
+/* All that decides the numbers which two processes must agree on; not the end-of-text ids or the sampling defaults, which only
+ * the coordinator reads.  Element by element, so that no padding gets in. */
+static void hash_config(pot_hasher *h, const pot_config *c) {
+    const uint32_t numbers[] = {c->vocab,      c->hidden,       c->dense_inner,    c->moe_inner, c->n_layers,
+                                c->n_mtp,      c->n_heads,      c->q_lora,         c->kv_lora,   c->nope_dim,
+                                c->rope_dim,   c->v_dim,        c->n_routed,       c->n_shared,  c->top_k,
+                                c->n_group,    c->topk_group,   c->norm_topk_prob, c->index_dim, c->index_heads,
+                                c->index_topk, c->max_positions};
+    const float reals[] = {c->routed_scale, c->rms_eps, c->mla_eps};
+    pot_hasher_add(h, numbers, sizeof numbers);
+    pot_hasher_add(h, reals, sizeof reals);
+    pot_hasher_add(h, &c->rope_theta, sizeof c->rope_theta);
+    pot_hasher_add(h, c->layer_is_dense, sizeof c->layer_is_dense);
+    pot_hasher_add(h, c->layer_is_full, sizeof c->layer_is_full);
+}
+
+static void hash_layer(pot_hasher *h, const pot_model *m, uint32_t layer) {
+    for (int role = 0; role < POT_ROLE_COUNT; role++) {
+        if (!pot_role_exists(&m->config, (pot_role)role, layer)) continue;
+        const uint32_t format = pot_model_packed_format(m, (pot_role)role, layer);
+        pot_hasher_add(h, &format, sizeof format);
+    }
+    const uint32_t cut[] = {m->layers[layer].routed.chunk_width, m->layers[layer].common.chunk_width,
+                            (uint32_t)pot_model_grid(m, layer)};
+    pot_hasher_add(h, cut, sizeof cut);
+}
+
+pot_status pot_model_make_fingerprint(pot_model *m, pot_err *err) {
+    const pot_hash tensors = pot_shards_hash(m->shards);
+    pot_hasher *h = tensors.low || tensors.high ? pot_hasher_create() : NULL;
+    if (!h) return pot_fail(err, POT_NO_MEMORY, "%s: no memory for a fingerprint", m->directory);
+    hash_config(h, &m->config);
+    for (uint32_t layer = 0; layer < pot_model_layers(m); layer++) hash_layer(h, m, layer);
+    pot_hasher_add(h, &tensors, sizeof tensors);
+    m->fingerprint = pot_hasher_end(h);
+    return POT_OK;
+}

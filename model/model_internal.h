@@ -1,0 +1,68 @@
+/* What a pot_model is inside, and what the files that make it up share; nobody outside model/ includes this.
+ *
+ *   roles.c      what a model of this config consists of: names and shapes
+ *   sources.c    how a checkpoint stores one of them
+ *   inventory.c  the count in both directions
+ *   formats.c    what they are packed to, chunks, fingerprint
+ *   census.c     bytes and reports
+ */
+#ifndef POT_MODEL_INTERNAL_H
+#define POT_MODEL_INTERNAL_H
+
+#include "model/model.h"
+#include "model/safetensors.h"
+
+typedef struct pot_layer_formats {
+    pot_ffn_shape routed, common; /* n_chunks 0 = there is none */
+} pot_layer_formats;
+
+struct pot_model {
+    char *directory;
+    pot_config config;
+    pot_format_policy policy;
+    pot_shards *shards;
+    uint32_t ignored_tensors; /* known, but of no use to this config */
+    uint64_t ignored_bytes;
+    pot_layer_formats *layers; /* [n_layers + n_mtp] */
+    pot_layer_shape *shapes;   /* [n_layers + n_mtp] */
+    pot_hash fingerprint;
+};
+
+/* ---- roles.c ---- */
+
+enum { POT_TENSOR_NAME = 160 };
+void pot_role_name(char name[POT_TENSOR_NAME], pot_role role, uint32_t layer, uint32_t expert);
+const char *pot_role_group(pot_role role);
+bool pot_role_is_global(pot_role role); /* belongs to no layer; layer 0 stands for it */
+bool pot_role_is_matrix(pot_role role);
+bool pot_role_is_routed(pot_role role); /* one for each routed expert */
+bool pot_role_is_ffn(pot_role role);    /* of an expert, routed or common: packed as chunks */
+bool pot_role_exists(const pot_config *config, pot_role role, uint32_t layer);
+/* [rows, cols]; cols is 0 for a vector. */
+void pot_role_shape(const pot_config *config, pot_role role, uint32_t *rows, uint32_t *cols);
+/* "model.layers.7.mlp.gate.weight": 7 and "mlp.gate.weight"; false when the name belongs to no layer. */
+bool pot_name_in_layer(const char *name, uint32_t *layer, const char **rest);
+
+/* ---- sources.c ---- */
+
+/* A matrix or vector as found (a vector: rows = n, cols = 0), and the tensors that hold it (tensors[1]: scales, or NULL). */
+typedef struct pot_source {
+    pot_stored stored;
+    const pot_tensor *tensors[2];
+} pot_source;
+/* NOT_FOUND, without a sentence, when there is no tensor of that name; FORMAT when it is stored in no way that we know. */
+pot_status pot_source_find(pot_source *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t expert,
+                           pot_err *err);
+
+/* ---- inventory.c ---- */
+
+/* Each expected tensor found once, each found tensor known.  Takes the MTP layer out of the config when the files lack it. */
+pot_status pot_model_take_inventory(pot_model *model, pot_err *err);
+
+/* ---- formats.c ---- */
+
+pot_status pot_model_choose_formats(pot_model *model, pot_err *err);
+pot_status pot_model_make_fingerprint(pot_model *model, pot_err *err);
+pot_format pot_model_packed_format(const pot_model *model, pot_role role, uint32_t layer); /* of any role */
+
+#endif
