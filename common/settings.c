@@ -78,8 +78,6 @@ static const pot_option table[] = {
            "Which worker holds which expert; random takes a seed, as in random:7."),
     TEXT("model", NULL, model, NULL, "PATH", "Cluster", ENGINE,
          "Where this worker finds the model, if not at the path that the coordinator names."),
-    CHOICE("transport", transport, "auto", "auto|ucx", "NAME", "Cluster", ENGINE,
-           "How processes talk; `auto` takes UCX."),
     TIME("spin", spin_us, "auto", "auto",
          "Poll so long before sleeping; `auto` polls only while every process has a core of its own."),
     TIME("heartbeat", heartbeat_us, "250ms", NULL, "Tell the other side so often that this process lives."),

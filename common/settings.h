@@ -40,7 +40,6 @@ typedef struct pot_settings {
     /* Cluster */
     const char *map;       /* contiguous | round-robin | sliced | random:SEED */
     const char *model;     /* --model: worker's own path */
-    const char *transport; /* auto | ucx */
     uint64_t spin_us;      /* --spin; UINT64_MAX = auto */
     uint64_t heartbeat_us, dead_us, timeout_us;
     /* Output */

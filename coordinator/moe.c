@@ -11,11 +11,9 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/log.h"
 #include "common/mem.h"
 #include "kernels/linear.h"
 
@@ -28,7 +26,8 @@ typedef struct share {
     uint32_t *rows;      /* [n_rows] the step's row of each of its rows */
     int32_t *place;      /* [row_capacity] where a row of the step is among its rows, or NOWHERE */
     uint32_t n_rows;
-    uint64_t bytes;      /* of weights to be read: what decides who is heaviest */
+    unsigned forms;      /* of activations that its experts eat */
+    uint64_t bytes;      /* of weights, for every row again: what decides who is heaviest */
     bool pending;        /* its SUM has not come yet */
 } share;
 
@@ -145,9 +144,11 @@ static pot_status spread_expert(pot_moe *m, uint32_t layer, uint32_t row, uint32
     const pot_ffn_shape *shape = pot_model_expert_shape(m->model, layer, expert);
     uint32_t n_ranges;
     const pot_map_range *ranges = pot_map_ranges(pot_peers_map(m->peers), layer, expert, &n_ranges);
+    if (n_ranges == 0) return pot_fail(err, POT_BUG, "layer %u has no expert %u", layer, expert);
     size_t chunk_bytes = pot_chunk_bytes(shape, 0);
     for (uint32_t i = 0; i < n_ranges; i++) {
         share *s = &m->shares[pick_owner(m, &ranges[i])];
+        s->forms |= pot_act_need(shape->gate_up_format);
         s->bytes += chunk_bytes * (ranges[i].chunk_end - ranges[i].chunk_begin);
         pot_status status = add_item(s, row, expert, &ranges[i], weight, err);
         if (status != POT_OK) return status;
@@ -160,7 +161,7 @@ static pot_status spread(pot_moe *m, uint32_t n, uint32_t layer, const uint32_t 
     const pot_layer_shape *shape = &pot_model_layer_shapes(m->model)[layer];
     for (uint32_t w = 0; w < m->n_workers; w++) {
         share *s = &m->shares[w];
-        s->n_items = s->n_rows = 0;
+        s->n_items = s->n_rows = s->forms = 0;
         s->bytes = 0;
         s->pending = false;
         for (uint32_t i = 0; i < n; i++) s->place[i] = NOWHERE;
@@ -187,13 +188,13 @@ static void put_row(uint8_t *at, const pot_act_row *row, unsigned forms, size_t 
     if (forms & POT_ACT_F32) memcpy(at + quantized_bytes, row->values, blocks * POT_BLOCK * sizeof(float));
 }
 
-static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, unsigned forms, pot_err *err) {
+static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_err *err) {
     share *s = &m->shares[worker];
     uint32_t hidden = pot_model_config(m->model)->hidden;
-    size_t blocks = pot_blocks(hidden), quantized_bytes = pot_wire_row_bytes(forms & POT_ACT_Q8, hidden);
+    size_t blocks = pot_blocks(hidden), quantized_bytes = pot_wire_row_bytes(s->forms & POT_ACT_Q8, hidden);
     pot_wire_header h = {.magic = POT_WIRE_MAGIC, .version = POT_WIRE_VERSION, .type = POT_WIRE_WORK, .layer = layer,
                          .epoch = pot_map_epoch(pot_peers_map(m->peers)), .step = m->step, .n_rows = s->n_rows,
-                         .n_items = s->n_items, .formats = (uint8_t)forms, .grid = (int8_t)pot_model_grid(m->model, layer),
+                         .n_items = s->n_items, .formats = (uint8_t)s->forms, .grid = (int8_t)pot_model_grid(m->model, layer),
                          .columns = hidden};
     pot_wire_layout layout;
     pot_wire_work_layout(&layout, &h);
@@ -202,7 +203,7 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, unsign
     if (!message) return pot_fail(err, POT_NO_MEMORY, "no memory for a message of %zu bytes", layout.bytes);
     pot_wire_put_header(message->bytes, &h);
     for (uint32_t i = 0; i < s->n_rows; i++)
-        put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], forms, blocks, quantized_bytes);
+        put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], s->forms, blocks, quantized_bytes);
     for (uint32_t i = 0; i < s->n_items; i++) pot_wire_put_item(message->bytes + layout.items + (size_t)i * 24, &s->items[i]);
     memset(message->bytes + layout.hints, 0, layout.bytes - layout.hints);
     s->pending = true;
@@ -210,7 +211,7 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, unsign
 }
 
 /* Heaviest first, so that the longest wait begins soonest.  *sent counts. */
-static pot_status send_all(pot_moe *m, uint32_t layer, unsigned forms, uint32_t *sent, pot_err *err) {
+static pot_status send_all(pot_moe *m, uint32_t layer, uint32_t *sent, pot_err *err) {
     for (*sent = 0;; ++*sent) {
         uint32_t heaviest = m->n_workers;
         for (uint32_t w = 0; w < m->n_workers; w++) {
@@ -218,7 +219,7 @@ static pot_status send_all(pot_moe *m, uint32_t layer, unsigned forms, uint32_t 
             if (s->n_items && !s->pending && (heaviest == m->n_workers || s->bytes > m->shares[heaviest].bytes)) heaviest = w;
         }
         if (heaviest == m->n_workers) return POT_OK;
-        pot_status status = send_share(m, heaviest, layer, forms, err);
+        pot_status status = send_share(m, heaviest, layer, err);
         if (status != POT_OK) return status;
     }
 }
@@ -261,11 +262,10 @@ static pot_status receive_all(pot_moe *m, uint32_t layer, uint32_t pending, pot_
             if (s == POT_OK) pot_wire_sum_rows_add(m->sums, m->shares[worker].rows, &sum);
             m->shares[worker].pending = false;
             pending--;
+            pot_peers_release(m->peers, worker, message);
         } else {
-            POT_LOG(POT_LOG_DEBUG, "coordinator.moe", "a late reply of worker %u is dropped (step %" PRIu64 " layer %u)", worker,
-                    sum.header.step, sum.header.layer);
+            pot_peers_drop(m->peers, worker, message);
         }
-        pot_peers_release(m->peers, worker, message);
         m->stats.wire_us += pot_now_us() - received;
         if (s != POT_OK) return s;
     }
@@ -284,7 +284,7 @@ static pot_status forward_rows(pot_moe *m, float *y, const float *h, uint32_t n,
     if (s == POT_OK && pot_acts_fill(&m->acts, &m->compute, h, hidden, hidden, n, forms, err) != POT_OK)
         s = pot_at(err, "layer %u: the input of the experts", layer);
     if (s == POT_OK) s = spread(m, n, layer, experts, weights, k, err);
-    if (s == POT_OK) s = send_all(m, layer, forms, &sent, err);
+    if (s == POT_OK) s = send_all(m, layer, &sent, err);
     uint64_t dispatched = pot_now_us();
     m->stats.wire_us += dispatched - start;
     if (s == POT_OK) s = pot_peers_run_local(m->peers, err);

@@ -1,8 +1,9 @@
 /* Workers are numbered 0..n-1; the first n_local of them are reached over the `mem` transport (worker w is its peer w + 1), the
  * others over the remote one (worker w is its peer w).
  *
- * All messages come through one place, next_message(): it lets the inline worker run, looks at both transports, and sleeps only on the
- * one that others can wake: the remote one when there is one, else the local one. */
+ * All messages come through take_one(): it lets the inline worker run, looks at both transports, and only when there is nothing
+ * anywhere asks who has been silent for too long, and sleeps.  So a coordinator that was busy for seconds reads
+ * the heartbeats of that time before it judges anybody. */
 #include "coordinator/peers.h"
 
 #include <inttypes.h>
@@ -17,25 +18,32 @@
 #include "common/system.h"
 #include "proto/control.h"
 
-enum { SLEEP_US = 100000 /* how long a wait may go without a look at deadlines and signals */ };
+enum {
+    SLEEP_US = 100000, /* how long a wait may go without a look at deadlines and signals */
+    GLANCE_US = 1000,  /* the same while the transport that is not slept on has workers too */
+    FAREWELL_US = 1000000
+};
 
-typedef enum peer_state { PEER_EXPECTED, PEER_LOADING, PEER_READY, PEER_GONE } peer_state;
+/* GREETED: has said Hello and waits for Welcome. */
+typedef enum peer_state { PEER_EXPECTED, PEER_GREETED, PEER_LOADING, PEER_READY, PEER_GONE } peer_state;
 
 typedef struct peer {
     peer_state state;
     pot_hello hello;
     pot_peer_stats stats;
     uint64_t heard_us;
-    uint64_t progress_us; /* when it last got on: loaded something, computed something */
+    uint64_t progress_us; /* when it last got on: loaded something, computed something, was given work */
+    uint64_t asked_step, answered_step;
     pot_heartbeat last;
 } peer;
 
 struct pot_peers {
     pot_peers_options o;
     peer *peers; /* [n_workers] */
-    pot_pulse *pulse;
+    pot_pulse *pulses[2]; /* one a transport */
     pot_pulse_counters counters;
-    uint64_t dropped; /* late or stale replies */
+    pot_progress loading;
+    uint64_t step;     /* of the latest work that was sent */
     bool remote_first; /* turns, so that neither transport starves */
 };
 
@@ -64,31 +72,32 @@ static const char *name_of(const pot_peers *p, uint32_t worker, char out[160]) {
 
 /* ---- messages --------------------------------------------------------------------------------------------------------------- */
 
-/* The next message from anybody, or NULL after SLEEP_US at the latest. */
-static pot_status next_message(pot_peers *p, pot_transport **from, pot_message **out, uint64_t sleep_us, pot_err *err) {
-    pot_transport *order[2] = {p->o.local, p->o.remote};
-    if (p->remote_first) {
-        order[0] = p->o.remote;
-        order[1] = p->o.local;
-    }
-    p->remote_first = !p->remote_first;
+/* The next message that is there, or NULL; the inline worker has run before. */
+static pot_status look(pot_peers *p, pot_transport **from, pot_message **out, pot_err *err) {
+    *out = NULL;
     if (p->o.inline_worker) {
         bool done;
         pot_status s = pot_worker_poll(p->o.inline_worker, &done, err);
         if (s != POT_OK) return pot_at(err, "worker 0 (the coordinator's own)");
     }
-    for (int i = 0; i < 2; i++) {
-        if (!order[i]) continue;
-        pot_status s = pot_transport_receive(order[i], 0, out, err);
-        if (s != POT_OK || *out) {
-            *from = order[i];
-            return s;
-        }
+    p->remote_first = !p->remote_first;
+    pot_transport *order[2] = {p->remote_first ? p->o.remote : p->o.local, p->remote_first ? p->o.local : p->o.remote};
+    pot_status s = POT_OK;
+    for (int i = 0; i < 2 && s == POT_OK && !*out; i++) {
+        *from = order[i];
+        if (order[i]) s = pot_transport_receive(order[i], 0, out, err);
     }
-    pot_transport *wake = p->o.remote ? p->o.remote : p->o.local;
-    bool others = p->o.remote || p->o.n_local > (p->o.inline_worker ? 1u : 0u);
-    *from = wake;
-    return pot_transport_receive(wake, others ? sleep_us : 0, out, err);
+    return s;
+}
+
+/* Sleeps on the remote transport, or on the local one when it alone has workers that can wake us.  The answer of an inline worker
+ * alone never comes later. */
+static pot_status sleep_for(pot_peers *p, uint64_t us, pot_transport **from, pot_message **out, pot_err *err) {
+    bool local_threads = p->o.n_local > (p->o.inline_worker ? 1u : 0u);
+    *out = NULL;
+    if (!p->o.remote && !local_threads) return POT_OK;
+    *from = p->o.remote ? p->o.remote : p->o.local;
+    return pot_transport_receive(*from, p->o.remote && local_threads && us > GLANCE_US ? GLANCE_US : us, out, err);
 }
 
 static pot_status lost(pot_peers *p, uint32_t worker, const char *why, pot_err *err) {
@@ -136,6 +145,7 @@ static pot_status on_hello(pot_peers *p, uint32_t worker, const pot_hello *hello
     peer *w = &p->peers[worker];
     pot_err why;
     if (w->state != PEER_EXPECTED) return pot_fail(err, POT_FORMAT, "%s says Hello twice", name_of(p, worker, name));
+    w->progress_us = w->heard_us;
     w->hello = *hello;
     snprintf(w->stats.host, sizeof w->stats.host, "%s", hello->host);
     snprintf(w->stats.kernels, sizeof w->stats.kernels, "%s", hello->kernels);
@@ -146,8 +156,19 @@ static pot_status on_hello(pot_peers *p, uint32_t worker, const pot_hello *hello
         if (err) *err = why;
         return refuse(p, worker, &why);
     }
-    w->state = PEER_LOADING;
-    return send_welcome(p, worker, err);
+    w->state = PEER_GREETED;
+    return POT_OK;
+}
+
+/* The inline worker loads in this thread, so it is let in last: the others load meanwhile. */
+static pot_status welcome_greeted(pot_peers *p, uint32_t expected, pot_err *err) {
+    pot_status s = POT_OK;
+    for (uint32_t w = p->o.n_workers; w-- > 0 && s == POT_OK;) {
+        if (p->peers[w].state != PEER_GREETED || (is_inline(p, w) && expected)) continue;
+        p->peers[w].state = PEER_LOADING;
+        s = send_welcome(p, w, err);
+    }
+    return s;
 }
 
 static pot_status on_ready(pot_peers *p, uint32_t worker, const pot_ready *ready, pot_err *err) {
@@ -176,6 +197,10 @@ static pot_status on_control(pot_peers *p, uint32_t worker, const pot_message *m
     case POT_CONTROL_HEARTBEAT: note_heartbeat(p, worker, &c.heartbeat); return POT_OK;
     case POT_CONTROL_LEAVE: return lost(p, worker, c.error.text[0] ? c.error.text : "it left", err);
     case POT_CONTROL_ERROR:
+        if (c.error.step && c.error.step != p->step) { /* about work that nobody waits for any more */
+            p->peers[worker].stats.dropped++;
+            return POT_OK;
+        }
         return pot_fail(err, (pot_status)(c.error.code ? c.error.code : POT_ERROR), "%s: %s", name_of(p, worker, name), c.error.text);
     case POT_CONTROL_WELCOME:
     case POT_CONTROL_MAP: break;
@@ -184,30 +209,43 @@ static pot_status on_control(pot_peers *p, uint32_t worker, const pot_message *m
                     c.type);
 }
 
-/* Signals, and workers that have been silent for too long.  Only called when the queues are empty: the coordinator itself may have been
- * away from them for seconds. */
+static pot_status timed_out(const pot_peers *p, uint32_t worker, const char *what, uint64_t us, pot_err *err) {
+    char name[160];
+    return pot_fail(err, POT_TIMEOUT, "%s %s for %.1f s (--timeout)", name_of(p, worker, name), what, (double)us / 1e6);
+}
+
+/* Signals, and workers that are silent or do not get on.  Only asked when all queues are empty. */
 static pot_status check_lives(pot_peers *p, pot_err *err) {
     if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped by a signal");
     uint64_t now = pot_now_us();
     for (uint32_t w = 0; w < p->o.n_workers; w++) {
         const peer *q = &p->peers[w];
-        if (is_inline(p, w) || q->state == PEER_EXPECTED || now - q->heard_us <= p->o.dead_us) continue;
-        char why[80];
-        snprintf(why, sizeof why, "nothing was heard from it for %.1f s", (double)(now - q->heard_us) / 1e6);
-        return lost(p, w, why, err);
+        uint64_t silent = now - q->heard_us, idle = now - q->progress_us;
+        bool has_pulse = !is_inline(p, w) && q->state != PEER_EXPECTED && q->state != PEER_GREETED;
+        if (has_pulse && silent > p->o.dead_us) {
+            char why[80];
+            snprintf(why, sizeof why, "nothing was heard from it for %.1f s (--dead-after)", (double)silent / 1e6);
+            return lost(p, w, why, err);
+        }
+        if (idle <= p->o.timeout_us) continue;
+        if (q->state == PEER_LOADING) return timed_out(p, w, "has not got on with loading", idle, err);
+        if (q->asked_step == p->step && q->answered_step != p->step) return timed_out(p, w, "has not answered", idle, err);
     }
     return POT_OK;
 }
 
-/* Takes one message if there is one and deals with everything but data, which goes to the caller (*out, to be released). */
-static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bool *idle, pot_err *err) {
+/* Deals with everything but data, which goes to the caller (*out, to be released).  After `wait_us` without a message, *out is
+ * NULL; *idle says whether there was none at all. */
+static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bool *idle, uint64_t wait_us, pot_err *err) {
     pot_transport *from;
     pot_message *m;
     *out = NULL;
-    pot_status s = next_message(p, &from, &m, SLEEP_US, err);
+    pot_status s = look(p, &from, &m, err);
+    if (s == POT_OK && !m) s = check_lives(p, err);
+    if (s == POT_OK && !m && wait_us) s = sleep_for(p, wait_us, &from, &m, err);
     if (s != POT_OK) return s;
     *idle = !m;
-    if (!m) return check_lives(p, err);
+    if (!m) return POT_OK;
     *worker = worker_of(p, from, m->peer);
     if (*worker == p->o.n_workers) {
         POT_LOG(POT_LOG_WARN, "coordinator.peers", "a message from peer %u, whom nobody knows, is dropped", m->peer);
@@ -231,53 +269,65 @@ static pot_status missing(const pot_peers *p, pot_err *err) {
     int at = 0;
     for (uint32_t w = 0; w < p->o.n_workers && at < 180; w++)
         if (p->peers[w].state == PEER_EXPECTED) at += snprintf(list + at, sizeof list - (size_t)at, "%s%u", at ? ", " : "", w);
-    return pot_fail(err, POT_TIMEOUT, "no Hello from workers %s within %.0f s (--timeout)", list, (double)p->o.timeout_us / 1e6);
+    return pot_fail(err, POT_TIMEOUT, "no Hello from ranks %s within %.1f s (--timeout)", list, (double)p->o.timeout_us / 1e6);
 }
 
-static pot_status wait_until_ready(pot_peers *p, pot_err *err) {
-    uint64_t started = pot_now_us(), total = 0;
-    pot_progress progress;
-    for (uint32_t w = 0; w < p->o.n_workers; w++) total += pot_model_worker_bytes(p->o.model, p->o.map, w);
-    pot_progress_begin(&progress, "loading experts", total, p->o.quiet);
+static void show_loading(void *context) {
+    pot_peers *p = context;
+    uint64_t loaded = 0;
+    for (uint32_t w = 0; w < p->o.n_workers; w++) {
+        const peer *q = &p->peers[w];
+        if (q->state == PEER_READY)
+            loaded += q->stats.held_bytes;
+        else
+            loaded += is_inline(p, w) ? pot_worker_loaded_bytes(p->o.inline_worker) : q->last.loaded_bytes;
+    }
+    pot_progress_update(&p->loading, loaded);
+}
+
+static uint32_t count_in(const pot_peers *p, peer_state state) {
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < p->o.n_workers; w++) n += p->peers[w].state == state;
+    return n;
+}
+
+static pot_status join_all(pot_peers *p, pot_err *err) {
+    uint64_t started = pot_now_us();
     pot_status s = POT_OK;
-    for (;;) {
-        uint32_t worker, ready = 0, expected = 0;
-        uint64_t loaded = 0, now = pot_now_us();
-        pot_message *m = NULL;
+    while (s == POT_OK && count_in(p, PEER_READY) < p->o.n_workers) {
+        uint32_t worker, expected = count_in(p, PEER_EXPECTED);
+        pot_message *m;
         bool idle;
-        s = take_one(p, &worker, &m, &idle, err);
+        s = welcome_greeted(p, expected, err);
+        if (s == POT_OK) s = take_one(p, &worker, &m, &idle, SLEEP_US, err);
         if (s != POT_OK) break;
         if (m) {
             pot_peers_release(p, worker, m);
             s = pot_fail(err, POT_FORMAT, "worker %u sends data before there is work", worker);
-            break;
+        } else if (idle && expected && pot_now_us() - started > p->o.timeout_us) {
+            s = missing(p, err);
         }
-        for (uint32_t w = 0; w < p->o.n_workers; w++) {
-            const peer *q = &p->peers[w];
-            ready += q->state == PEER_READY;
-            expected += q->state == PEER_EXPECTED;
-            loaded += q->state == PEER_READY ? q->stats.held_bytes : q->last.loaded_bytes;
-            if (q->state == PEER_LOADING && !is_inline(p, w) && now - q->progress_us > p->o.timeout_us && now > q->progress_us) {
-                char name[160];
-                s = pot_fail(err, POT_TIMEOUT, "%s has not got on with loading for %.0f s (--timeout)", name_of(p, w, name),
-                             (double)(now - q->progress_us) / 1e6);
-            }
-        }
-        pot_progress_update(&progress, loaded);
-        if (s == POT_OK && expected && now - started > p->o.timeout_us) s = missing(p, err);
-        if (s != POT_OK || ready == p->o.n_workers) break;
+        show_loading(p);
     }
-    pot_progress_end(&progress);
     return s;
 }
 
-static pot_status start_pulse(pot_peers *p, pot_err *err) {
-    pot_transport *t = p->o.remote ? p->o.remote : p->o.local;
+static pot_status wait_until_ready(pot_peers *p, pot_err *err) {
+    uint64_t total = 0;
+    for (uint32_t w = 0; w < p->o.n_workers; w++) total += pot_model_worker_bytes(p->o.model, p->o.map, w);
+    pot_progress_begin(&p->loading, "loading experts", total, p->o.quiet);
+    if (p->o.inline_worker) pot_worker_watch(p->o.inline_worker, show_loading, p);
+    pot_status s = join_all(p, err);
+    if (p->o.inline_worker) pot_worker_watch(p->o.inline_worker, NULL, NULL);
+    pot_progress_end(&p->loading);
+    return s;
+}
+
+static pot_status start_pulse(pot_peers *p, pot_pulse **out, pot_transport *t, pot_err *err) {
     uint32_t addresses[POT_MAX_WORKERS], n = 0;
-    for (uint32_t w = p->o.remote ? p->o.n_local : 0; w < p->o.n_workers; w++)
-        if (!is_inline(p, w)) addresses[n++] = address_of(p, w);
-    if (n == 0) return POT_OK;
-    return pot_pulse_start(&p->pulse, t, addresses, n, p->o.heartbeat_us, &p->counters, err);
+    for (uint32_t w = 0; w < p->o.n_workers; w++)
+        if (transport_of(p, w) == t && !is_inline(p, w)) addresses[n++] = address_of(p, w);
+    return n ? pot_pulse_start(out, t, addresses, n, p->o.heartbeat_us, &p->counters, err) : POT_OK;
 }
 
 pot_status pot_peers_create(pot_peers **out, const pot_peers_options *options, pot_err *err) {
@@ -291,7 +341,8 @@ pot_status pot_peers_create(pot_peers **out, const pot_peers_options *options, p
     p->o = *options;
     (void)pot_map_ref(options->map);
     for (uint32_t w = 0; w < options->n_workers; w++) p->peers[w].heard_us = p->peers[w].progress_us = pot_now_us();
-    pot_status s = start_pulse(p, err);
+    pot_status s = start_pulse(p, &p->pulses[0], p->o.local, err);
+    if (s == POT_OK) s = start_pulse(p, &p->pulses[1], p->o.remote, err);
     if (s == POT_OK) s = wait_until_ready(p, err);
     if (s != POT_OK) {
         pot_peers_free(p);
@@ -301,34 +352,46 @@ pot_status pot_peers_create(pot_peers **out, const pot_peers_options *options, p
     return POT_OK;
 }
 
-/* Leave to all; then a moment for their own Leave, so that nobody sees a broken connection. */
-void pot_peers_free(pot_peers *p) {
-    if (!p) return;
-    pot_control c = {.type = POT_CONTROL_LEAVE};
+/* Whether the message is the last one of its sender. */
+static bool is_farewell(const pot_message *m) {
+    pot_control c;
+    if (m->kind == POT_MESSAGE_LOST) return true;
+    return m->kind == POT_MESSAGE_CONTROL && pot_control_parse(&c, m->bytes, m->n_bytes, NULL) == POT_OK &&
+           c.type == POT_CONTROL_LEAVE;
+}
+
+/* Leave to all, also to those who have not said Hello; then a moment for their own, so that nobody sees a broken connection. */
+static void say_farewell(pot_peers *p) {
+    const pot_control leave = {.type = POT_CONTROL_LEAVE};
+    uint64_t until = pot_now_us() + FAREWELL_US;
     uint32_t waiting = 0;
-    pot_pulse_stop(p->pulse);
     for (uint32_t w = 0; w < p->o.n_workers; w++) {
-        if (p->peers[w].state == PEER_GONE || p->peers[w].state == PEER_EXPECTED) continue;
-        bool sent = pot_control_send(transport_of(p, w), address_of(p, w), &c, NULL) == POT_OK;
-        if (sent && !is_inline(p, w)) waiting++;
+        if (p->peers[w].state == PEER_GONE) continue;
+        bool sent = pot_control_send(transport_of(p, w), address_of(p, w), &leave, NULL) == POT_OK;
+        if (!sent || is_inline(p, w))
+            p->peers[w].state = PEER_GONE;
+        else
+            waiting++;
     }
-    uint64_t until = pot_now_us() + 1000000;
     while (waiting && pot_now_us() < until) {
         pot_transport *from;
         pot_message *m;
-        if (next_message(p, &from, &m, 10000, NULL) != POT_OK) break;
+        if (look(p, &from, &m, NULL) != POT_OK) break;
+        if (!m && sleep_for(p, GLANCE_US, &from, &m, NULL) != POT_OK) break;
         if (!m) continue;
-        pot_control got;
-        bool left = m->kind == POT_MESSAGE_LOST ||
-                    (m->kind == POT_MESSAGE_CONTROL && pot_control_parse(&got, m->bytes, m->n_bytes, NULL) == POT_OK &&
-                     got.type == POT_CONTROL_LEAVE);
         uint32_t w = worker_of(p, from, m->peer);
-        if (left && w < p->o.n_workers && p->peers[w].state != PEER_GONE) {
+        if (w < p->o.n_workers && p->peers[w].state != PEER_GONE && is_farewell(m)) {
             p->peers[w].state = PEER_GONE;
             waiting--;
         }
         pot_message_release(from, m);
     }
+}
+
+void pot_peers_free(pot_peers *p) {
+    if (!p) return;
+    for (int i = 0; i < 2; i++) pot_pulse_stop(p->pulses[i]);
+    say_farewell(p);
     pot_map_free(p->o.map);
     pot_free(p->peers);
     pot_free(p);
@@ -346,14 +409,28 @@ pot_message *pot_peers_message(pot_peers *p, uint32_t worker, size_t bytes) {
 
 void pot_peers_release(pot_peers *p, uint32_t worker, pot_message *m) { pot_message_release(transport_of(p, worker), m); }
 
+void pot_peers_drop(pot_peers *p, uint32_t worker, pot_message *m) {
+    p->peers[worker].stats.dropped++;
+    POT_LOG(POT_LOG_DEBUG, "coordinator.peers", "a late reply of worker %u is dropped", worker);
+    pot_peers_release(p, worker, m);
+}
+
 pot_status pot_peers_send(pot_peers *p, uint32_t worker, pot_message *m, pot_err *err) {
     char name[160];
     peer *w = &p->peers[worker];
+    pot_wire_header h;
+    pot_status s = pot_wire_header_parse(&h, m->bytes, m->n_bytes, err);
+    if (s == POT_OK && w->state == PEER_GONE) s = pot_fail(err, POT_PEER_LOST, "it is gone");
+    if (s != POT_OK) {
+        pot_peers_release(p, worker, m);
+        return pot_at(err, "%s", name_of(p, worker, name));
+    }
     m->kind = POT_MESSAGE_DATA;
     w->stats.rounds++;
     w->stats.sent_bytes += m->n_bytes;
     w->progress_us = pot_now_us(); /* the clock of --timeout starts with the work */
-    pot_status s = pot_transport_send(transport_of(p, worker), address_of(p, worker), m, err);
+    w->asked_step = p->step = h.step;
+    s = pot_transport_send(transport_of(p, worker), address_of(p, worker), m, err);
     return s == POT_OK ? s : pot_at(err, "%s", name_of(p, worker, name));
 }
 
@@ -365,29 +442,32 @@ pot_status pot_peers_run_local(pot_peers *p, pot_err *err) {
 }
 
 pot_status pot_peers_receive(pot_peers *p, uint32_t *worker, pot_message **message, pot_wire_sum *sum, pot_err *err) {
-    uint64_t started = pot_now_us();
     char name[160];
-    for (;;) {
-        pot_message *m;
-        bool idle;
-        pot_status s = take_one(p, worker, &m, &idle, err);
-        if (s != POT_OK) return s;
-        if (m) {
-            s = pot_wire_sum_parse(sum, m->bytes, m->n_bytes, err);
-            if (s != POT_OK) {
-                pot_peers_release(p, *worker, m);
-                return pot_at(err, "%s", name_of(p, *worker, name));
-            }
-            p->peers[*worker].stats.received_bytes += m->n_bytes;
-            p->peers[*worker].stats.compute_us += sum->record.compute_us;
-            *message = m;
-            return POT_OK;
-        }
-        /* Alive, but no reply: as long as somebody gets on with his work we go on waiting. */
-        uint64_t latest = started, now = pot_now_us();
-        for (uint32_t w = 0; w < p->o.n_workers; w++)
-            if (p->peers[w].progress_us > latest) latest = p->peers[w].progress_us;
-        if (idle && now > latest && now - latest > p->o.timeout_us)
-            return pot_fail(err, POT_TIMEOUT, "no worker has answered for %.0f s (--timeout)", (double)(now - latest) / 1e6);
+    pot_message *m = NULL;
+    bool idle;
+    pot_status s = POT_OK;
+    while (s == POT_OK && !m) s = take_one(p, worker, &m, &idle, SLEEP_US, err);
+    if (s != POT_OK) return s;
+    s = pot_wire_sum_parse(sum, m->bytes, m->n_bytes, err);
+    if (s != POT_OK) {
+        pot_peers_release(p, *worker, m);
+        return pot_at(err, "%s", name_of(p, *worker, name));
     }
+    peer *w = &p->peers[*worker];
+    w->stats.received_bytes += m->n_bytes;
+    w->stats.compute_us += sum->record.compute_us;
+    w->answered_step = sum->header.step;
+    *message = m;
+    return POT_OK;
+}
+
+pot_status pot_peers_tend(pot_peers *p, pot_err *err) {
+    pot_status s = POT_OK;
+    for (bool idle = false; s == POT_OK && !idle;) {
+        uint32_t worker;
+        pot_message *m;
+        s = take_one(p, &worker, &m, &idle, 0, err);
+        if (s == POT_OK && m) pot_peers_drop(p, worker, m);
+    }
+    return s;
 }

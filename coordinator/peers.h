@@ -18,6 +18,7 @@
 typedef struct pot_peer_stats {
     char host[64], kernels[32];
     uint64_t rounds, sent_bytes, received_bytes, compute_us, held_bytes;
+    uint64_t dropped; /* replies that came too late to be of use */
 } pot_peer_stats;
 
 typedef struct pot_peers_options {
@@ -49,5 +50,9 @@ pot_status pot_peers_send(pot_peers *peers, uint32_t worker, pot_message *messag
 pot_status pot_peers_run_local(pot_peers *peers, pot_err *err);
 pot_status pot_peers_receive(pot_peers *peers, uint32_t *worker, pot_message **message, pot_wire_sum *sum, pot_err *err);
 void pot_peers_release(pot_peers *peers, uint32_t worker, pot_message *message);
+/* Releases a reply to work that nobody waits for any more, and counts it. */
+void pot_peers_drop(pot_peers *peers, uint32_t worker, pot_message *message);
+/* While there is no work: takes the heartbeats that have come in, without waiting, and reports whoever is gone. */
+pot_status pot_peers_tend(pot_peers *peers, pot_err *err);
 
 #endif

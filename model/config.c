@@ -8,6 +8,7 @@
 #include "common/json.h"
 #include "common/mem.h"
 
+/* MAX_DIM is also the widest expert that can be placed: 4096 chunks of 256. */
 enum { MAX_CONFIG_BYTES = 4 * 1024 * 1024, MAX_DIM = 1 << 20 };
 
 typedef struct reader {
@@ -264,6 +265,9 @@ static pot_status read_numbers(pot_config *c, const reader *r) {
     if (s == POT_OK) s = get_float(r, &c->routed_scale, "routed_scaling_factor", 0, 1e6, true);
     if (s == POT_OK) s = pot_json_bool(&c->norm_topk_prob, r->root, "norm_topk_prob", false, r->name, r->err);
     if (s != POT_OK) return s;
+    if ((uint64_t)c->moe_inner * c->n_shared > MAX_DIM)
+        return pot_fail(r->err, POT_CONFIG, "%s: moe_intermediate_size %u times n_shared_experts %u is above %d",
+                        r->name, c->moe_inner, c->n_shared, MAX_DIM);
     if (c->n_mtp > 1)
         return pot_fail(r->err, POT_CONFIG, "%s: num_nextn_predict_layers is %u, at most 1 is computed", r->name,
                         c->n_mtp);

@@ -45,9 +45,7 @@ static pot_status choose_ffn(pot_ffn_shape *out, const pot_model *m, pot_role ga
     }
     if (s != POT_OK) return s;
     pot_ffn_shape_init(out, m->config.hidden, inner, gate_up, down);
-    if (out->n_chunks > POT_MAX_CHUNKS)
-        return pot_fail(err, POT_LIMIT, "%s: layer %u: an inner width of %u makes %u chunks, at most %d are possible",
-                        m->directory, layer, inner, out->n_chunks, POT_MAX_CHUNKS);
+    POT_ASSERT(out->n_chunks <= POT_MAX_CHUNKS); /* the config's bounds see to it */
     return POT_OK;
 }
 

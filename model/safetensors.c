@@ -386,7 +386,7 @@ static void put_header(pot_buffer *out, const pot_tensor_out *tensors, uint32_t 
         at += bytes;
     }
     pot_buffer_byte(out, '}');
-    while ((out->bytes + 8) % 64) pot_buffer_byte(out, ' '); /* data begins on a cache line */
+    while (!out->failed && (out->bytes + 8) % 64) pot_buffer_byte(out, ' '); /* data begins on a cache line */
 }
 
 pot_status pot_safetensors_write(const char *path, const pot_tensor_out *tensors, uint32_t n, pot_err *err) {

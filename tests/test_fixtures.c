@@ -46,8 +46,8 @@ static void hold(const char *directory, const char *kernels) {
     snprintf(expected, sizeof expected, "%s/expected.safetensors", directory);
     snprintf(greedy, sizeof greedy, "%llu", (unsigned long long)greedy_of(expected));
     int status = run((const char *const[]){program, "eval", "trace", directory, "--input", expected, "--greedy", greedy,
-                                           "--reference", "--kernels", kernels, "--prefill-tile", "7", "--quiet",
-                                           "--out", trace, NULL});
+                                           "--reference", "--kernels", kernels, "--prefill-tile", "7", "--threads", "1",
+                                           "--quiet", "--out", trace, NULL});
     if (status) fail_msg("%s: eval trace ended with status %d", directory, status);
     uint32_t bad;
     pot_buffer report = {0};

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "common/log.h"
 #include "common/mem.h"
 #include "tests/rig.h"
 #include "tests/tiny_model.h"
@@ -131,6 +132,13 @@ static void check(subject *s, pot_rig *rig, pot_kv_format kv, uint32_t batch, co
 
 /* ---- the tests ---------------------------------------------------------------------------------------------------- */
 
+/* Under a sanitizer (MODE, set by tests/run) a tenth of the product is computed: one batch and one tile for each cluster. */
+static bool is_chosen(size_t w, size_t m, size_t t, size_t b) {
+    const char *mode = getenv("MODE");
+    if (!mode || !strcmp(mode, "release")) return true;
+    return t == (w + m) % COUNT(tiles) && b == (w + 2 * m) % COUNT(batches);
+}
+
 static void product_of_workers_maps_tiles_and_batches(subject *s) {
     char what[96];
     for (size_t w = 0; w < COUNT(worker_counts); w++) {
@@ -145,6 +153,7 @@ static void product_of_workers_maps_tiles_and_batches(subject *s) {
                 MUST(pot_rig_engine(&rig, tiles[t], &err));
                 snprintf(what, sizeof what, "%u workers, map %s, tile %u", worker_counts[w], maps[m], tiles[t]);
                 for (size_t b = 0; b < COUNT(batches); b++) {
+                    if (!is_chosen(w, m, t, b)) continue;
                     check(s, &rig, POT_KV_BF16, batches[b], what);
                     check(s, &rig, POT_KV_F32, batches[b], what);
                 }
@@ -249,6 +258,7 @@ static void answer_depends_on_what_it_should(void **state) {
 }
 
 int main(void) {
+    pot_log_configure("warn", NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answer_depends_on_what_it_should),
         cmocka_unit_test(answer_of_prefill_is_the_answer_of_decode),

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "common/json.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "coordinator/sample.h"
 #include "model/tokenizer.h"
@@ -78,7 +79,7 @@ typedef struct examination {
 static void examination_open(examination *e, bool reference) {
     *e = (examination){.kv = reference ? POT_KV_F32 : POT_KV_BF16};
     pot_rig_options options = {
-        .model = "demo", .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1, .threads = 2};
+        .model = "demo", .policy = pot_format_policy_default, .map = "contiguous", .n_workers = 1};
     if (reference) options.policy = (pot_format_policy){.reference = true};
     MUST(pot_rig_open(&e->rig, &options, &err));
     MUST(pot_rig_engine(&e->rig, 64, &err));
@@ -212,6 +213,7 @@ static void reference_gives_the_tokens_of_pytorch(void **state) {
 }
 
 int main(int argc, char **argv) {
+    pot_log_configure("warn", NULL);
     const char *slash = argc ? strrchr(argv[0], '/') : NULL;
     snprintf(program, sizeof program, "%.*s/../potluck", slash ? (int)(slash - argv[0]) : 1, slash ? argv[0] : ".");
     const struct CMUnitTest tests[] = {

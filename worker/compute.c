@@ -1,9 +1,9 @@
-/* Items name a row, an expert and a range of chunks.  They are spread into (expert, chunk, row) entries and sorted, so that all rows
- * of one chunk form one job and its weights are read once; the jobs go through pot_ffn_run, whose integer sums make order and
- * grouping irrelevant. */
+/* Items name a row, an expert and a range of chunks.  All rows of one chunk become one job, so that its weights are read once: places
+ * are counted chunk by chunk, then filled (a counting sort, without memory of its own).  The jobs go through pot_ffn_run, whose
+ * integer sums make order and grouping irrelevant. */
 #include "worker/compute.h"
 
-#include <stdlib.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "common/clock.h"
@@ -17,44 +17,63 @@
 #error "rows are computed with as they lie on the wire, which is little-endian"
 #endif
 
-typedef struct entry {
-    uint32_t expert, chunk, row;
-    float weight;
-} entry;
-
 struct pot_work {
     const pot_model *model;
     pot_compute compute;
     pot_ffn_scratch scratch;
     uint64_t items;
+    /* [chunks of the layer that has most] */
+    size_t *ends; /* where a chunk's rows end in job_rows */
+    pot_ffn_job *jobs;
     /* [row_capacity] */
     pot_act_row *rows;
-    int64_t *sums; /* [row_capacity][hidden] */
+    uint64_t *seen; /* the latest job that had this row */
+    int64_t *sums;  /* [row_capacity][hidden] */
     uint32_t row_capacity;
-    /* [item_capacity]; entries and what jobs point into: [entry_capacity] */
+    uint64_t job_count; /* ever: numbers for `seen` */
+    /* [item_capacity] */
     uint32_t *moved;
     uint8_t *covered; /* bitmap */
     uint32_t item_capacity;
-    entry *entries;
-    pot_ffn_job *jobs;
+    /* [place_capacity] what jobs point into: a place is one row of one chunk */
     uint32_t *job_rows;
     float *job_weights;
-    size_t entry_capacity;
+    size_t place_capacity;
 };
 
+/* Chunks of a layer are numbered through, the common expert's last. */
+static uint32_t layer_chunks(const pot_layer_shape *shape) { return shape->n_routed * shape->routed_chunks + shape->common_chunks; }
+static uint32_t chunk_number(const pot_layer_shape *shape, uint32_t expert, uint32_t chunk) {
+    return expert * shape->routed_chunks + chunk;
+}
+
 pot_status pot_work_create(pot_work **out, const pot_model *model, const pot_compute *compute, pot_err *err) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < pot_model_layers(model); i++) {
+        uint32_t chunks = layer_chunks(&pot_model_layer_shapes(model)[i]);
+        if (chunks > most) most = chunks;
+    }
     pot_work *w = pot_alloc(sizeof *w);
-    if (!w) return pot_fail(err, POT_NO_MEMORY, "no memory for a worker");
-    w->model = model;
-    w->compute = *compute;
+    if (w) {
+        w->model = model;
+        w->compute = *compute;
+        w->ends = pot_alloc_array(most, sizeof *w->ends);
+        w->jobs = pot_alloc_array(most, sizeof *w->jobs);
+    }
+    if (!w || !w->ends || !w->jobs) {
+        pot_work_free(w);
+        return pot_fail(err, POT_NO_MEMORY, "no memory for a worker");
+    }
     *out = w;
     return POT_OK;
 }
 
 static void free_rows(pot_work *w) {
     pot_free(w->rows);
+    pot_free(w->seen);
     pot_free(w->sums);
     w->rows = NULL;
+    w->seen = NULL;
     w->sums = NULL;
     w->row_capacity = 0;
 }
@@ -67,35 +86,34 @@ static void free_items(pot_work *w) {
     w->item_capacity = 0;
 }
 
-static void free_entries(pot_work *w) {
-    pot_free(w->entries);
-    pot_free(w->jobs);
+static void free_places(pot_work *w) {
     pot_free(w->job_rows);
     pot_free(w->job_weights);
-    w->entries = NULL;
-    w->jobs = NULL;
     w->job_rows = NULL;
     w->job_weights = NULL;
-    w->entry_capacity = 0;
+    w->place_capacity = 0;
 }
 
 void pot_work_free(pot_work *w) {
     if (!w) return;
     free_rows(w);
     free_items(w);
-    free_entries(w);
+    free_places(w);
     pot_ffn_scratch_free(&w->scratch);
+    pot_free(w->ends);
+    pot_free(w->jobs);
     pot_free(w);
 }
 
 uint64_t pot_work_items(const pot_work *w) { return w->items; }
 
-static bool reserve(pot_work *w, uint32_t rows, uint32_t items, size_t entries) {
+static bool reserve(pot_work *w, uint32_t rows, uint32_t items, size_t places) {
     if (rows > w->row_capacity) {
         free_rows(w);
         w->rows = pot_alloc_array(rows, sizeof *w->rows);
+        w->seen = pot_alloc_array(rows, sizeof *w->seen);
         w->sums = pot_alloc_array((size_t)rows * pot_model_config(w->model)->hidden, sizeof *w->sums);
-        if (!w->rows || !w->sums) return false;
+        if (!w->rows || !w->seen || !w->sums) return false;
         w->row_capacity = rows;
     }
     if (items > w->item_capacity) {
@@ -105,24 +123,19 @@ static bool reserve(pot_work *w, uint32_t rows, uint32_t items, size_t entries) 
         if (!w->moved || !w->covered) return false;
         w->item_capacity = items;
     }
-    if (entries > w->entry_capacity) {
-        free_entries(w);
-        w->entries = pot_alloc_array(entries, sizeof *w->entries);
-        w->jobs = pot_alloc_array(entries, sizeof *w->jobs);
-        w->job_rows = pot_alloc_array(entries, sizeof *w->job_rows);
-        w->job_weights = pot_alloc_array(entries, sizeof *w->job_weights);
-        if (!w->entries || !w->jobs || !w->job_rows || !w->job_weights) return false;
-        w->entry_capacity = entries;
+    if (places > w->place_capacity) {
+        free_places(w);
+        w->job_rows = pot_alloc_array(places, sizeof *w->job_rows);
+        w->job_weights = pot_alloc_array(places, sizeof *w->job_weights);
+        if (!w->job_rows || !w->job_weights) return false;
+        w->place_capacity = places;
     }
     return true;
 }
 
 /* ---- checking against the model --------------------------------------------------------------------------------------- */
 
-static unsigned forms_needed(const pot_ffn_shape *shape) { return shape ? pot_act_need(shape->gate_up_format) : 0; }
-
-static pot_status check_work(const pot_work *w, const pot_wire_work *work, pot_err *err) {
-    const pot_wire_header *h = &work->header;
+static pot_status check_header(const pot_work *w, const pot_wire_header *h, const pot_store *store, pot_err *err) {
     uint32_t hidden = pot_model_config(w->model)->hidden;
     if (h->layer >= pot_model_layers(w->model))
         return pot_fail(err, POT_FORMAT, "work for layer %u, the model has %u", h->layer, pot_model_layers(w->model));
@@ -130,6 +143,9 @@ static pot_status check_work(const pot_work *w, const pot_wire_work *work, pot_e
         return pot_fail(err, POT_FORMAT, "work with rows of %u columns, the model's hidden size is %u", h->columns, hidden);
     if (h->grid != pot_model_grid(w->model, h->layer))
         return pot_fail(err, POT_FORMAT, "work for grid %d, the model's is %d", h->grid, pot_model_grid(w->model, h->layer));
+    if (h->epoch != pot_store_epoch(store))
+        return pot_fail(err, POT_FORMAT, "work by map epoch %" PRIu64 ", this worker has loaded epoch %" PRIu64, h->epoch,
+                        pot_store_epoch(store));
     return POT_OK;
 }
 
@@ -139,7 +155,7 @@ static pot_status check_item(const pot_work *w, const pot_wire_header *h, const 
     if (item->expert >= pot_layer_experts(shape) || item->chunk_end > pot_layer_expert_chunks(shape, item->expert))
         return pot_fail(err, POT_FORMAT, "item %u asks for chunks %u to %u of expert %u, which layer %u does not have", index,
                         item->chunk_begin, item->chunk_end, item->expert, h->layer);
-    unsigned need = forms_needed(pot_model_expert_shape(w->model, h->layer, item->expert));
+    unsigned need = pot_act_need(pot_model_expert_shape(w->model, h->layer, item->expert)->gate_up_format);
     if (need & ~(unsigned)h->formats)
         return pot_fail(err, POT_FORMAT, "rows in forms %u, expert %u of layer %u needs %u", h->formats, item->expert, h->layer, need);
     return POT_OK;
@@ -153,66 +169,98 @@ static bool holds(const pot_store *store, uint32_t layer, const pot_wire_item *i
     return true;
 }
 
-static int by_chunk(const void *left, const void *right) {
-    const entry *a = left, *b = right;
-    if (a->expert != b->expert) return a->expert < b->expert ? -1 : 1;
-    if (a->chunk != b->chunk) return a->chunk < b->chunk ? -1 : 1;
-    return a->row < b->row ? -1 : a->row > b->row;
-}
-
-/* Entries of the items that the store holds; the others are listed in w->moved. */
-static pot_status spread(pot_work *w, size_t *n_entries, uint32_t *n_moved, const pot_store *store, const pot_wire_work *work,
-                         pot_err *err) {
+/* Checks all items and counts how many places they take.  A row can want a chunk only once, which bounds them. */
+static pot_status count_places(const pot_work *w, size_t *places, const pot_wire_work *work, pot_err *err) {
     const pot_wire_header *h = &work->header;
-    size_t total = 0;
-    pot_wire_item item;
+    size_t most = (size_t)h->n_rows * layer_chunks(&pot_model_layer_shapes(w->model)[h->layer]);
+    *places = 0;
     for (uint32_t i = 0; i < h->n_items; i++) {
+        pot_wire_item item;
         pot_wire_item_get(&item, work, i);
         pot_status s = check_item(w, h, &item, i, err);
         if (s != POT_OK) return s;
-        total += item.chunk_end - item.chunk_begin;
+        *places += item.chunk_end - item.chunk_begin;
     }
-    if (!reserve(w, h->n_rows, h->n_items, total))
-        return pot_fail(err, POT_NO_MEMORY, "no memory for %u rows and %zu chunks of work", h->n_rows, total);
-    size_t n = 0;
-    *n_moved = 0;
+    if (*places > most)
+        return pot_fail(err, POT_FORMAT, "%zu chunks are asked for, layer %u has %zu for %u rows: some are asked for twice", *places,
+                        h->layer, most, h->n_rows);
+    return POT_OK;
+}
+
+/* Sorts the items that the store holds into covered, the others into moved; w->ends counts rows, chunk by chunk. */
+static void sort_items(pot_work *w, uint32_t *n_moved, const pot_store *store, const pot_wire_work *work) {
+    const pot_wire_header *h = &work->header;
+    const pot_layer_shape *shape = &pot_model_layer_shapes(w->model)[h->layer];
+    memset(w->ends, 0, layer_chunks(shape) * sizeof *w->ends);
     memset(w->covered, 0, ((size_t)h->n_items + 63) / 64 * 8);
+    *n_moved = 0;
     for (uint32_t i = 0; i < h->n_items; i++) {
+        pot_wire_item item;
         pot_wire_item_get(&item, work, i);
         if (!holds(store, h->layer, &item)) {
             w->moved[(*n_moved)++] = i;
             continue;
         }
         w->covered[i / 8] |= (uint8_t)(1u << i % 8);
-        for (uint32_t c = item.chunk_begin; c < item.chunk_end; c++)
-            w->entries[n++] = (entry){item.expert, c, item.row, item.weight};
+        for (uint32_t c = item.chunk_begin; c < item.chunk_end; c++) w->ends[chunk_number(shape, item.expert, c)]++;
     }
-    qsort(w->entries, n, sizeof *w->entries, by_chunk);
-    for (size_t i = 1; i < n; i++)
-        if (by_chunk(&w->entries[i - 1], &w->entries[i]) == 0)
-            return pot_fail(err, POT_FORMAT, "row %u, expert %u, chunk %u is asked for twice", w->entries[i].row, w->entries[i].expert,
-                            w->entries[i].chunk);
-    *n_entries = n;
+}
+
+/* Counts become places, which the covered items fill; afterwards a chunk's rows end where w->ends says. */
+static void fill_places(pot_work *w, const pot_wire_work *work) {
+    const pot_layer_shape *shape = &pot_model_layer_shapes(w->model)[work->header.layer];
+    size_t next = 0;
+    for (uint32_t k = 0; k < layer_chunks(shape); k++) {
+        size_t count = w->ends[k];
+        w->ends[k] = next;
+        next += count;
+    }
+    for (uint32_t i = 0; i < work->header.n_items; i++) {
+        if (!pot_wire_bit(w->covered, i)) continue;
+        pot_wire_item item;
+        pot_wire_item_get(&item, work, i);
+        for (uint32_t c = item.chunk_begin; c < item.chunk_end; c++) {
+            size_t place = w->ends[chunk_number(shape, item.expert, c)]++;
+            w->job_rows[place] = item.row;
+            w->job_weights[place] = item.weight;
+        }
+    }
+}
+
+/* A row that has a chunk twice would count double. */
+static pot_status check_rows(pot_work *w, const pot_ffn_job *job, uint32_t chunk, pot_err *err) {
+    w->job_count++;
+    for (uint32_t i = 0; i < job->n_rows; i++) {
+        if (w->seen[job->rows[i]] == w->job_count)
+            return pot_fail(err, POT_FORMAT, "row %u, expert %u, chunk %u is asked for twice", job->rows[i], job->expert, chunk);
+        w->seen[job->rows[i]] = w->job_count;
+    }
     return POT_OK;
 }
 
-static uint32_t make_jobs(pot_work *w, size_t n, const pot_store *store, uint32_t layer, uint64_t *bytes) {
-    uint32_t jobs = 0;
+static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, const pot_store *store, uint32_t layer, pot_err *err) {
+    const pot_layer_shape *layer_shape = &pot_model_layer_shapes(w->model)[layer];
+    size_t begin = 0;
+    *n_jobs = 0;
     *bytes = 0;
-    for (size_t i = 0, end; i < n; i = end) {
-        const entry *first = &w->entries[i];
-        for (end = i; end < n && w->entries[end].expert == first->expert && w->entries[end].chunk == first->chunk; end++) {
-            w->job_rows[end] = w->entries[end].row;
-            w->job_weights[end] = w->entries[end].weight;
+    for (uint32_t expert = 0; expert < pot_layer_experts(layer_shape); expert++) {
+        const pot_ffn_shape *shape = pot_model_expert_shape(w->model, layer, expert);
+        for (uint32_t chunk = 0; chunk < shape->n_chunks; chunk++) {
+            size_t end = w->ends[chunk_number(layer_shape, expert, chunk)];
+            if (end == begin) continue;
+            pot_ffn_job *job = &w->jobs[(*n_jobs)++];
+            *job = (pot_ffn_job){.expert = expert,
+                                 .n_rows = (uint32_t)(end - begin),
+                                 .rows = w->job_rows + begin,
+                                 .weights = w->job_weights + begin};
+            pot_chunk_view(&job->chunk, shape, chunk, pot_store_chunk(store, layer, expert, chunk));
+            pot_status s = check_rows(w, job, chunk, err);
+            if (s != POT_OK) return s;
+            *bytes += pot_chunk_bytes(shape, chunk);
+            begin = end;
         }
-        const pot_ffn_shape *shape = pot_model_expert_shape(w->model, layer, first->expert);
-        pot_ffn_job *job = &w->jobs[jobs++];
-        *job = (pot_ffn_job){.expert = first->expert, .n_rows = (uint32_t)(end - i), .rows = w->job_rows + i,
-                             .weights = w->job_weights + i};
-        pot_chunk_view(&job->chunk, shape, first->chunk, pot_store_chunk(store, layer, first->expert, first->chunk));
-        *bytes += pot_chunk_bytes(shape, first->chunk);
     }
-    return jobs;
+    return POT_OK;
 }
 
 /* Rows are computed with where they lie in the message. */
@@ -259,23 +307,29 @@ pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, cons
                         uint64_t *request, uint64_t *step, uint32_t *layer, pot_err *err) {
     uint64_t start = pot_now_us(), bytes;
     pot_wire_work work;
-    uint32_t n_moved = 0;
-    size_t n_entries = 0;
-    pot_status s = pot_wire_work_parse(&work, message->bytes, message->n_bytes, err);
+    uint32_t n_moved, n_jobs;
+    size_t places;
+    pot_status s = pot_wire_header_parse(&work.header, message->bytes, message->n_bytes, err);
     if (s != POT_OK) return s;
+    *request = work.header.request;
+    *step = work.header.step;
+    *layer = work.header.layer;
+    s = pot_wire_work_parse(&work, message->bytes, message->n_bytes, err);
     const pot_wire_header *h = &work.header;
-    *request = h->request;
-    *step = h->step;
-    *layer = h->layer;
-    s = check_work(w, &work, err);
-    if (s == POT_OK) s = spread(w, &n_entries, &n_moved, store, &work, err);
-    if (s == POT_OK && n_moved > UINT16_MAX)
-        s = pot_fail(err, POT_FORMAT, "%u of %u items are not held here: this is another map", n_moved, h->n_items);
+    if (s == POT_OK) s = check_header(w, h, store, err);
+    if (s == POT_OK) s = count_places(w, &places, &work, err);
+    if (s != POT_OK) return s;
+    if (!reserve(w, h->n_rows, h->n_items, places))
+        return pot_fail(err, POT_NO_MEMORY, "no memory for %u rows and %zu chunks of work", h->n_rows, places);
+    sort_items(w, &n_moved, store, &work);
+    if (n_moved > UINT16_MAX)
+        return pot_fail(err, POT_FORMAT, "%u of %u items are not held here: this is another map", n_moved, h->n_items);
+    fill_places(w, &work);
+    s = make_jobs(w, &n_jobs, &bytes, store, h->layer, err);
     if (s != POT_OK) return s;
     view_rows(w, &work);
-    uint32_t jobs = make_jobs(w, n_entries, store, h->layer, &bytes);
     memset(w->sums, 0, (size_t)h->n_rows * h->columns * sizeof *w->sums);
-    s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->jobs, jobs, h->grid, &w->scratch, err);
+    s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->jobs, n_jobs, h->grid, &w->scratch, err);
     if (s != POT_OK) return pot_at(err, "layer %u", h->layer);
     w->items += h->n_items;
     pot_wire_record record = {.compute_us = (uint32_t)(pot_now_us() - start), .ram_bytes = bytes};

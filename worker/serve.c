@@ -24,7 +24,8 @@ struct pot_worker {
     pot_work *work;
     pot_pulse *pulse;           /* only while serving: a worker that is polled shares its thread with the coordinator */
     pot_pulse_counters counters;
-    uint64_t started_us, heard_us;
+    pot_store_watcher watcher;
+    uint64_t heard_us;
     bool serving, done;
 };
 
@@ -47,7 +48,7 @@ pot_status pot_worker_create(pot_worker **out, const pot_worker_options *options
     pot_worker *w = pot_alloc(sizeof *w);
     if (!w) return pot_fail(err, POT_NO_MEMORY, "no memory for a worker");
     w->options = *options;
-    w->started_us = w->heard_us = pot_now_us();
+    w->heard_us = pot_now_us();
     pot_status s = send_hello(w, err);
     if (s != POT_OK) {
         pot_worker_free(w);
@@ -67,6 +68,12 @@ void pot_worker_free(pot_worker *w) {
     pot_model_close(w->model);
     pot_free(w);
 }
+
+void pot_worker_watch(pot_worker *w, void (*tick)(void *context), void *context) {
+    w->watcher = (pot_store_watcher){tick, context};
+}
+
+uint64_t pot_worker_loaded_bytes(const pot_worker *w) { return w->counters.loaded_bytes; }
 
 static pot_status compare_models(const pot_worker *w, pot_err *err) {
     const pot_welcome *h = &w->welcome;
@@ -118,7 +125,7 @@ static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     w->counters.total_bytes = pot_model_worker_bytes(w->model, map, w->welcome.worker);
     w->counters.state = 1;
     pot_status s = pot_store_load(&w->store, w->model, map, w->welcome.worker, w->options.compute.threads,
-                                  &w->counters.loaded_bytes, err);
+                                  &w->counters.loaded_bytes, &w->watcher, err);
     w->counters.state = 0;
     if (s != POT_OK) return s;
     pot_control c = {.type = POT_CONTROL_READY};
@@ -180,8 +187,9 @@ static pot_status handle(pot_worker *w, const pot_message *m, pot_err *err) {
     switch (m->kind) {
     case POT_MESSAGE_DATA: return on_work(w, m, err);
     case POT_MESSAGE_CONTROL: return on_control(w, m, err);
-    default: return pot_fail(err, POT_PEER_LOST, "the coordinator is gone: %.*s", (int)m->n_bytes, (const char *)m->bytes);
+    default: break;
     }
+    return pot_fail(err, POT_PEER_LOST, "the coordinator is gone: %.*s", (int)m->n_bytes, (const char *)m->bytes);
 }
 
 /* One message, waiting for it at most timeout_us; *got says whether there was one. */
@@ -191,8 +199,9 @@ static pot_status step(pot_worker *w, uint64_t timeout_us, bool *got, pot_err *e
     pot_status s = pot_transport_receive(w->options.transport, timeout_us, &m, err);
     *got = s == POT_OK && m;
     if (!*got) return s;
-    if (m->kind != POT_MESSAGE_LOST && m->peer != w->options.coordinator) {
-        POT_LOG(POT_LOG_WARN, "worker", "a message from peer %u, which is not the coordinator, is dropped", m->peer);
+    if (m->peer != w->options.coordinator) {
+        if (m->kind != POT_MESSAGE_LOST) /* that one is no business of this worker */
+            POT_LOG(POT_LOG_WARN, "worker", "a message from peer %u, which is not the coordinator, is dropped", m->peer);
     } else {
         s = handle(w, m, &fault);
         if (s != POT_OK && m->kind != POT_MESSAGE_LOST) tell(w, POT_CONTROL_ERROR, &fault, 0, 0, 0);

@@ -11,12 +11,19 @@
 
 typedef struct pot_store pot_store;
 
-/* Packs every chunk that `map` gives to `worker`, with compute->threads threads; *loaded_bytes grows meanwhile (may be read by
- * another thread).  LIMIT, before anything is loaded, when the machine has not enough memory. */
+/* Somebody who wants to be called by the loading thread now and then.  tick may be NULL. */
+typedef struct pot_store_watcher {
+    void (*tick)(void *context);
+    void *context;
+} pot_store_watcher;
+
+/* Packs every chunk that `map` gives to `worker`; *loaded_bytes grows meanwhile (may be read by another thread).  LIMIT, before
+ * anything is loaded, when the machine has not enough memory; CANCELLED when a signal asks for the end. */
 pot_status pot_store_load(pot_store **out, const pot_model *model, const pot_map *map, uint32_t worker, int threads,
-                          _Atomic uint64_t *loaded_bytes, pot_err *err);
+                          _Atomic uint64_t *loaded_bytes, const pot_store_watcher *watcher, pot_err *err);
 void pot_store_free(pot_store *store);
 uint64_t pot_store_bytes(const pot_store *store);
+uint64_t pot_store_epoch(const pot_store *store); /* of the map that it was loaded for */
 
 /* NULL when this worker does not hold the chunk (or there is no such chunk).  Borrowed. */
 const uint8_t *pot_store_chunk(const pot_store *store, uint32_t layer, uint32_t expert, uint32_t chunk);

@@ -24,6 +24,10 @@ typedef struct pot_worker pot_worker;
 pot_status pot_worker_create(pot_worker **out, const pot_worker_options *options, pot_err *err);
 void pot_worker_free(pot_worker *worker);
 
+/* `tick` is called now and then by the owner while it loads: the coordinator shows its progress meanwhile. */
+void pot_worker_watch(pot_worker *worker, void (*tick)(void *context), void *context);
+uint64_t pot_worker_loaded_bytes(const pot_worker *worker);
+
 /* Handles everything that has arrived, without waiting.  *done is set after Leave.  An error here ends the worker (it has told
  * the coordinator why). */
 pot_status pot_worker_poll(pot_worker *worker, bool *done, pot_err *err);

@@ -44,9 +44,9 @@ launcher=''
 
 for n in 1 2 4 8; do
     begin=$(now_ms)
-    if "${mpirun[@]}" -n $n "$potluck" run demo -p 'Once upon a time' --temp 0 -n 64 --ignore-eos --json >"$scratch/out" 2>"$scratch/err" </dev/null
+    if "${mpirun[@]}" -n $n "$potluck" run demo -p 'Once upon a time' --temp 0 -n 64 --ignore-eos --json --log warn >"$scratch/out" 2>"$scratch/err" </dev/null
     then
-        echo "      $n ranks on $(nproc) cores: $(($(now_ms) - begin)) ms in all; $(tail -1 "$scratch/err" | cut -c1-200)"
+        echo "      $n ranks on $(nproc) cores: $(($(now_ms) - begin)) ms in all; $(grep -o '"decode": {[^}]*tokens_per_s": [0-9.]*' "$scratch/err")"
     else
         bad "run on $n ranks"
         tail -5 "$scratch/err"
