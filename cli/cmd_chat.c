@@ -23,7 +23,7 @@ typedef struct conversation {
     json_t *messages, *tools; /* tools may be NULL */
     bool think;
     int32_t think_begin, think_end; /* token ids, -1 when the model has none */
-    bool terminal, dimmed;          /* standard output: is one; may be coloured */
+    bool terminal, dimmed;          /* a person sits there; thinking may be dimmed */
     /* The answer that is being written. */
     bool thinking;
     pot_detokenizer detokenizer;
@@ -184,17 +184,17 @@ static pot_status turn(conversation *c, const char *line, size_t bytes, pot_err 
 
 static pot_status converse(conversation *c, pot_err *err) {
     pot_lines lines = {.fd = STDIN_FILENO};
-    bool asks = c->terminal && isatty(STDIN_FILENO), quit = false;
+    bool quit = false;
     pot_status status = POT_OK;
     while (!status && !quit && !c->cli->out->closed) {
         const char *line;
         size_t bytes;
-        if (asks) status = pot_out_write(c->cli->out, "> ", 2, err);
+        if (c->terminal) status = pot_out_write(c->cli->out, "> ", 2, err);
         if (!status) status = pot_lines_next(&lines, &line, &bytes, err);
         if (status == POT_CANCELLED && pot_stop_signal() == SIGINT) { /* Ctrl-C at the prompt drops what was typed */
             pot_stop_clear();
-            if (asks) fputs("\n(Ctrl-D or /quit ends)\n", stderr);
-            status = asks ? POT_OK : POT_CANCELLED;
+            if (c->terminal) fputs("\n(Ctrl-D or /quit ends)\n", stderr);
+            status = c->terminal ? POT_OK : POT_CANCELLED;
             continue;
         }
         if (status || !line) break;
@@ -204,7 +204,7 @@ static pot_status converse(conversation *c, pot_err *err) {
         if (!status && pot_stop_signal() == SIGINT) pot_stop_clear();
         if (!status && pot_stop_requested()) status = pot_fail(err, POT_CANCELLED, "stopped");
     }
-    if (asks && !quit && !status) pot_out_write(c->cli->out, "\n", 1, err);
+    if (c->terminal && !quit && !status) pot_out_write(c->cli->out, "\n", 1, err);
     pot_lines_close(&lines);
     return status;
 }
@@ -213,7 +213,8 @@ static pot_status coordinate(const pot_cli *cli, pot_err *err) {
     pot_tokenizer *tokenizer = NULL;
     const pot_settings *settings = cli->settings;
     const char *no_color = getenv("NO_COLOR");
-    bool terminal = isatty(STDOUT_FILENO);
+    /* Both ends: mpirun gives every rank a pseudo-terminal as standard output, whatever its own is. */
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     conversation c = {.cli = cli, .messages = json_array(), .think = settings->think, .terminal = terminal,
                       .dimmed = terminal && !(no_color && *no_color)};
     pot_status status = pot_template_choose(&c.which, cli, err);

@@ -71,6 +71,7 @@ typedef struct printer {
     const pot_tokenizer *tokenizer;
     pot_detokenizer detokenizer;
     pot_buffer text;
+    bool terminal;
 } printer;
 
 static pot_status print_token(void *context, int32_t id, bool *more, pot_err *err) {
@@ -81,10 +82,9 @@ static pot_status print_token(void *context, int32_t id, bool *more, pot_err *er
     return status;
 }
 
-/* Ends the text: what the detokenizer holds back, and a newline where a terminal would be left in the middle of a line. */
+/* Ends the text with what the detokenizer holds back.  No newline: nothing goes out that the model did not say. */
 static pot_status print_end(printer *p, pot_err *err) {
     pot_detokenizer_end(&p->text, &p->detokenizer);
-    if (isatty(STDOUT_FILENO)) pot_buffer_byte(&p->text, '\n');
     pot_status status = pot_out_buffer(p->out, &p->text, err);
     pot_buffer_free(&p->text);
     return status;
@@ -108,7 +108,7 @@ static void report(const pot_session *session, const pot_settings *settings, con
 
 static pot_status answer(pot_session *session, const pot_cli *cli, const pot_tokenizer *tokenizer, const pot_tokens *prompt,
                          pot_err *err) {
-    printer print = {.out = cli->out, .tokenizer = tokenizer};
+    printer print = {.out = cli->out, .tokenizer = tokenizer, .terminal = pot_out_is_terminal(cli)};
     pot_generation generation = {.max_tokens = cli->settings->n_predict, .ignore_eos = cli->settings->ignore_eos,
                                  .context = &print, .token = print_token};
     pot_status status = pot_session_prompt(session, prompt, err);

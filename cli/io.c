@@ -8,6 +8,8 @@
 #include "cli/cli.h"
 #include "common/system.h"
 
+bool pot_out_is_terminal(const pot_cli *cli) { return cli->launch.size == 1 && isatty(STDOUT_FILENO); }
+
 pot_status pot_out_write(pot_out *out, const void *data, size_t bytes, pot_err *err) {
     const char *at = data;
     while (bytes && !out->closed) {
@@ -18,7 +20,9 @@ pot_status pot_out_write(pot_out *out, const void *data, size_t bytes, pot_err *
         } else if (errno == EPIPE) {
             out->closed = true;
         } else if (errno == EAGAIN) { /* a launcher may have made the pipe non-blocking */
-            poll(&(struct pollfd){.fd = STDOUT_FILENO, .events = POLLOUT}, 1, -1);
+            struct pollfd fds[2] = {{STDOUT_FILENO, POLLOUT, 0}, {pot_stop_fd(), POLLIN, 0}};
+            poll(fds, 2, -1); /* a reader may take its time; a signal ends the wait */
+            if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped while standard output was full");
         } else if (errno != EINTR) {
             return pot_fail(err, POT_IO, "cannot write to standard output: %s", strerror(errno));
         }

@@ -16,6 +16,15 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
 else
     bold='' dim='' plain=''
 fi
+# The arguments as one would type them.
+typed() {
+    local word line=''
+    for word in "$@"; do
+        [[ $word =~ ^[A-Za-z0-9_./-]+$ ]] || word=${word@Q}
+        line+=" $word"
+    done
+    printf '%s' "$line"
+}
 say() { printf '\n%s%s%s\n' "$bold" "$1" "$plain"; }
 note() { printf '%s%s%s\n' "$dim" "$*" "$plain"; }
 
@@ -36,7 +45,7 @@ question() {
     shift 2
     local command=(run demo --temp 0 "$@")
     say "$title"
-    note "\$ deploy/potluck-mpirun -n 4 $potluck ${command[*]@Q}"
+    note "\$ deploy/potluck-mpirun -n 4 $potluck$(typed "${command[@]}")"
     generate "$scratch/$name.report" deploy/potluck-mpirun -n 4 "$potluck" "${command[@]}" >"$scratch/four"
     cat "$scratch/four"
     printf '\n'

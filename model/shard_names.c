@@ -176,7 +176,7 @@ pot_status pot_shard_names_find(pot_shard_names *out, const char *directory, pot
         here = (pot_shard_names){0};
     }
     if (s == POT_OK && here.n > chosen.n)
-        POT_LOG(POT_LOG_INFO, "model", "%s: %u other safetensors files do not belong to the model and are not read",
+        POT_LOG(POT_LOG_DEBUG, "model", "%s: %u other safetensors files do not belong to the model and are not read",
                 directory, here.n - chosen.n);
     pot_shard_names_free(&here);
     pot_free(index);

@@ -264,6 +264,9 @@ static void header_length_is_bounded(void **state) {
     bytes[0] = 57; /* one more than there is */
     assert_int_equal(pot_safetensors_check(bytes, 64, 64, "f", &err), POT_FORMAT);
     must_say(err.text, "f: its header is 57 bytes long, the file has 56 after the length; is it cut off?");
+    bytes[0] = 50; /* inside the file, but not inside what was read of it */
+    assert_int_equal(pot_safetensors_check(bytes, 40, 64, "f", &err), POT_FORMAT);
+    must_say(err.text, "f: its header is 50 bytes long, the file has 56 after the length; is it cut off?");
     memset(bytes, 0xff, 8);
     assert_int_equal(pot_safetensors_check(bytes, 64, 64, "f", &err), POT_FORMAT);
     must_say(err.text,
@@ -405,6 +408,8 @@ static void index_is_checked(void **state) {
         {"{\"weight_map\":{\"t\":\"gone.safetensors\"}}",
          ": gone.safetensors is missing: 0 of 1 shards that model.safetensors.index.json names are here"},
         {"{\"weight_map\":{\"t\":\"../a.safetensors\"}}",
+         "/model.safetensors.index.json: tensor t must have the name of a safetensors file in this directory"},
+        {"{\"weight_map\":{\"t\":\"sub/a.safetensors\"}}",
          "/model.safetensors.index.json: tensor t must have the name of a safetensors file in this directory"},
         {"{\"weight_map\":{\"t\":5}}",
          "/model.safetensors.index.json: tensor t must have the name of a safetensors file in this directory"},
