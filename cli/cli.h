@@ -34,9 +34,6 @@ typedef struct pot_cli {
     pot_out *out;
 } pot_cli;
 
-/* Standard output is somebody's terminal.  A launcher gives its ranks a pseudo-terminal, which is not one: a program may be reading. */
-bool pot_out_is_terminal(const pot_cli *cli);
-
 /* Lines of a file descriptor, without a limit on how many but with one on the length of each. */
 typedef struct pot_lines {
     int fd;

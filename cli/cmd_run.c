@@ -71,7 +71,6 @@ typedef struct printer {
     const pot_tokenizer *tokenizer;
     pot_detokenizer detokenizer;
     pot_buffer text;
-    bool terminal;
 } printer;
 
 static pot_status print_token(void *context, int32_t id, bool *more, pot_err *err) {
@@ -108,7 +107,7 @@ static void report(const pot_session *session, const pot_settings *settings, con
 
 static pot_status answer(pot_session *session, const pot_cli *cli, const pot_tokenizer *tokenizer, const pot_tokens *prompt,
                          pot_err *err) {
-    printer print = {.out = cli->out, .tokenizer = tokenizer, .terminal = pot_out_is_terminal(cli)};
+    printer print = {.out = cli->out, .tokenizer = tokenizer};
     pot_generation generation = {.max_tokens = cli->settings->n_predict, .ignore_eos = cli->settings->ignore_eos,
                                  .context = &print, .token = print_token};
     pot_status status = pot_session_prompt(session, prompt, err);

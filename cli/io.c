@@ -8,8 +8,6 @@
 #include "cli/cli.h"
 #include "common/system.h"
 
-bool pot_out_is_terminal(const pot_cli *cli) { return cli->launch.size == 1 && isatty(STDOUT_FILENO); }
-
 pot_status pot_out_write(pot_out *out, const void *data, size_t bytes, pot_err *err) {
     const char *at = data;
     while (bytes && !out->closed) {

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
+#include "coordinator/cluster.h"
 
 extern char **environ;
 
@@ -42,8 +43,8 @@ enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static pot_status find_command(const pot_command **out, int *words, int argc, char **argv, pot_err *err) {
     const char *nearest = NULL;
-    size_t nearest_distance = 4; /* further than three edits is no guess */
-    char typed[128];
+    size_t nearest_distance = 3; /* further than two edits is no guess */
+    char typed[128], nearest_typed[128] = "";
     for (int i = 0; i < N_COMMANDS; i++) {
         const char *name = commands[i].name;
         bool two = strchr(name, ' ') != NULL;
@@ -57,6 +58,7 @@ static pot_status find_command(const pot_command **out, int *words, int argc, ch
         if (d < nearest_distance) {
             nearest_distance = d;
             nearest = name;
+            memcpy(nearest_typed, typed, sizeof typed);
         }
     }
     pot_buffer list = {0}; /* `eval` alone: say what can follow */
@@ -66,10 +68,10 @@ static pot_status find_command(const pot_command **out, int *words, int argc, ch
             pot_buffer_format(&list, "%s`potluck %s`", list.bytes ? " or " : "", commands[i].name);
         }
     }
-    if (list.bytes && !list.failed) {
+    if (nearest) {
+        pot_fail(err, POT_USAGE, "unknown command `%s`; did you mean `%s`?", nearest_typed, nearest);
+    } else if (list.bytes && !list.failed) {
         pot_fail(err, POT_USAGE, "`%s` needs a second word: %s", argv[1], list.data);
-    } else if (nearest) {
-        pot_fail(err, POT_USAGE, "unknown command `%s`; did you mean `%s`?", argv[1], nearest);
     } else {
         pot_fail(err, POT_USAGE, "unknown command `%s`; `potluck help` lists the commands", argv[1]);
     }
@@ -218,6 +220,7 @@ int main(int argc, char **argv) {
     pot_err err = {0};
     pot_out out = {0};
     pot_cli cli = {.out = &out};
+    pot_cluster_prepare(argv);
     signal(SIGPIPE, SIG_IGN); /* write() reports a closed pipe, and an orderly end follows */
     pot_stop_install();
     pot_cpus_widen();

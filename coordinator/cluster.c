@@ -7,13 +7,16 @@
 #include "coordinator/cluster.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
 #include "kernels/math.h"
+#include "proto/control.h"
 
 enum { CLOSE_US = 500000, SPIN_US = 50 /* docs/cluster.md, "Sleeping and waking" */ };
 
@@ -137,10 +140,19 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
     return pot_engine_create(&c->engine, &engine, err);
 }
 
+/* Ranks that wait for their Welcome need not wait for a timeout. */
+static void dismiss(const struct pot_cluster_parts *parts) {
+    const pot_control leave = {.type = POT_CONTROL_LEAVE};
+    for (int r = 1; r < parts->bootstrap.size; r++) (void)pot_control_send(parts->remote, (uint32_t)r, &leave, NULL);
+}
+
+/* Ranks meet before the model is looked at: if it is refused, the others are told. */
 static pot_status coordinate(pot_cluster *c, const pot_settings *settings, const char *directory, pot_err *err) {
-    pot_status s = open_model(c, settings, directory, err);
-    if (s == POT_OK && c->launch.size > 1) s = connect_ranks(c->parts, settings, &c->launch, err);
+    pot_status s = c->launch.size > 1 ? connect_ranks(c->parts, settings, &c->launch, err) : POT_OK;
+    if (s != POT_OK) return s;
+    s = open_model(c, settings, directory, err);
     if (s == POT_OK) s = assemble(c, settings, (uint32_t)c->launch.size, err);
+    if (s != POT_OK && !c->peers) dismiss(c->parts);
     return s;
 }
 
@@ -157,6 +169,13 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------------------ */
+
+void pot_cluster_prepare(char **argv) {
+    pot_launch launch;
+    pot_launch_detect(&launch);
+    if (launch.ranks_on_host < 2 || getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "passive", 0)) return;
+    (void)execv("/proc/self/exe", argv); /* where that cannot be done, it is only slower */
+}
 
 static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory, pot_err *err) {
     uint64_t begin = pot_now_us();

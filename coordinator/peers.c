@@ -70,6 +70,12 @@ static const char *name_of(const pot_peers *p, uint32_t worker, char out[160]) {
     return out;
 }
 
+static uint32_t count_in(const pot_peers *p, peer_state state) {
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < p->o.n_workers; w++) n += p->peers[w].state == state;
+    return n;
+}
+
 /* ---- messages --------------------------------------------------------------------------------------------------------------- */
 
 /* The next message that is there, or NULL; the inline worker has run before. */
@@ -100,9 +106,14 @@ static pot_status sleep_for(pot_peers *p, uint64_t us, pot_transport **from, pot
     return pot_transport_receive(*from, p->o.remote && local_threads && us > GLANCE_US ? GLANCE_US : us, out, err);
 }
 
+/* Whoever is gone may have said why: that, and the LOST behind it, are still in the queue and say more than a failed send. */
+static pot_status unless_lost(pot_status s) { return s == POT_PEER_LOST ? POT_OK : s; }
+
 static pot_status lost(pot_peers *p, uint32_t worker, const char *why, pot_err *err) {
     char name[160];
     p->peers[worker].state = PEER_GONE;
+    /* A signal to a whole job reaches its ranks in any order. */
+    if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped by a signal");
     return pot_fail(err, POT_PEER_LOST, "%s is gone: %s", name_of(p, worker, name), why);
 }
 
@@ -161,14 +172,15 @@ static pot_status on_hello(pot_peers *p, uint32_t worker, const pot_hello *hello
 }
 
 /* The inline worker loads in this thread, so it is let in last: the others load meanwhile. */
-static pot_status welcome_greeted(pot_peers *p, uint32_t expected, pot_err *err) {
-    pot_status s = POT_OK;
-    for (uint32_t w = p->o.n_workers; w-- > 0 && s == POT_OK;) {
+static pot_status welcome_greeted(pot_peers *p, pot_err *err) {
+    char name[160];
+    uint32_t expected = count_in(p, PEER_EXPECTED);
+    for (uint32_t w = p->o.n_workers; w-- > 0;) {
         if (p->peers[w].state != PEER_GREETED || (is_inline(p, w) && expected)) continue;
         p->peers[w].state = PEER_LOADING;
-        s = send_welcome(p, w, err);
+        if (unless_lost(send_welcome(p, w, err)) != POT_OK) return pot_at(err, "%s", name_of(p, w, name));
     }
-    return s;
+    return POT_OK;
 }
 
 static pot_status on_ready(pot_peers *p, uint32_t worker, const pot_ready *ready, pot_err *err) {
@@ -209,6 +221,14 @@ static pot_status on_control(pot_peers *p, uint32_t worker, const pot_message *m
                     c.type);
 }
 
+static pot_status missing(const pot_peers *p, pot_err *err) {
+    char list[200] = "";
+    int at = 0;
+    for (uint32_t w = 0; w < p->o.n_workers && at < 180; w++)
+        if (p->peers[w].state == PEER_EXPECTED) at += snprintf(list + at, sizeof list - (size_t)at, "%s%u", at ? ", " : "", w);
+    return pot_fail(err, POT_TIMEOUT, "no Hello from ranks %s within %.1f s (--timeout)", list, (double)p->o.timeout_us / 1e6);
+}
+
 static pot_status timed_out(const pot_peers *p, uint32_t worker, const char *what, uint64_t us, pot_err *err) {
     char name[160];
     return pot_fail(err, POT_TIMEOUT, "%s %s for %.1f s (--timeout)", name_of(p, worker, name), what, (double)us / 1e6);
@@ -228,6 +248,7 @@ static pot_status check_lives(pot_peers *p, pot_err *err) {
             return lost(p, w, why, err);
         }
         if (idle <= p->o.timeout_us) continue;
+        if (q->state == PEER_EXPECTED) return missing(p, err);
         if (q->state == PEER_LOADING) return timed_out(p, w, "has not got on with loading", idle, err);
         if (q->asked_step == p->step && q->answered_step != p->step) return timed_out(p, w, "has not answered", idle, err);
     }
@@ -264,14 +285,6 @@ static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bo
 
 /* ---- joining ------------------------------------------------------------------------------------------------------------------ */
 
-static pot_status missing(const pot_peers *p, pot_err *err) {
-    char list[200] = "";
-    int at = 0;
-    for (uint32_t w = 0; w < p->o.n_workers && at < 180; w++)
-        if (p->peers[w].state == PEER_EXPECTED) at += snprintf(list + at, sizeof list - (size_t)at, "%s%u", at ? ", " : "", w);
-    return pot_fail(err, POT_TIMEOUT, "no Hello from ranks %s within %.1f s (--timeout)", list, (double)p->o.timeout_us / 1e6);
-}
-
 static void show_loading(void *context) {
     pot_peers *p = context;
     uint64_t loaded = 0;
@@ -285,27 +298,18 @@ static void show_loading(void *context) {
     pot_progress_update(&p->loading, loaded);
 }
 
-static uint32_t count_in(const pot_peers *p, peer_state state) {
-    uint32_t n = 0;
-    for (uint32_t w = 0; w < p->o.n_workers; w++) n += p->peers[w].state == state;
-    return n;
-}
-
 static pot_status join_all(pot_peers *p, pot_err *err) {
-    uint64_t started = pot_now_us();
     pot_status s = POT_OK;
     while (s == POT_OK && count_in(p, PEER_READY) < p->o.n_workers) {
-        uint32_t worker, expected = count_in(p, PEER_EXPECTED);
+        uint32_t worker;
         pot_message *m;
         bool idle;
-        s = welcome_greeted(p, expected, err);
+        s = welcome_greeted(p, err);
         if (s == POT_OK) s = take_one(p, &worker, &m, &idle, SLEEP_US, err);
         if (s != POT_OK) break;
         if (m) {
             pot_peers_release(p, worker, m);
             s = pot_fail(err, POT_FORMAT, "worker %u sends data before there is work", worker);
-        } else if (idle && expected && pot_now_us() - started > p->o.timeout_us) {
-            s = missing(p, err);
         }
         show_loading(p);
     }
@@ -430,7 +434,7 @@ pot_status pot_peers_send(pot_peers *p, uint32_t worker, pot_message *m, pot_err
     w->stats.sent_bytes += m->n_bytes;
     w->progress_us = pot_now_us(); /* the clock of --timeout starts with the work */
     w->asked_step = p->step = h.step;
-    s = pot_transport_send(transport_of(p, worker), address_of(p, worker), m, err);
+    s = unless_lost(pot_transport_send(transport_of(p, worker), address_of(p, worker), m, err));
     return s == POT_OK ? s : pot_at(err, "%s", name_of(p, worker, name));
 }
 

@@ -117,7 +117,8 @@ static pot_status read_rope(pot_config *c, const reader *r) {
     const json_t *rope = json_object_get(r->root, "rope_parameters");
     pot_status s = check_rope(r, json_object_get(r->root, "rope_scaling"), "rope_scaling");
     if (s == POT_OK) s = check_rope(r, rope, "rope_parameters");
-    bool nested = rope && !json_is_null(json_object_get(rope, "rope_theta")) && json_object_get(rope, "rope_theta");
+    const json_t *theta = json_object_get(rope, "rope_theta");
+    bool nested = theta && json_typeof(theta) != JSON_NULL;
     if (s == POT_OK)
         s = pot_json_double(&c->rope_theta, nested ? rope : r->root, "rope_theta", 1, 1e15, true, r->name, r->err);
     return s;
@@ -151,9 +152,9 @@ static pot_status read_schedule(pot_config *c, const reader *r) {
     if (s != POT_OK) return s;
     if (types && !json_is_null(types)) {
         s = read_words(c->layer_is_full, c, r, types, "indexer_types", "full", "shared");
-    } else if (pattern && json_is_string(pattern)) {
+    } else if (json_is_string(pattern)) {
         const char *text = json_string_value(pattern);
-        if (strlen(text) != c->n_layers || strspn(text, "FS") != c->n_layers)
+        if (strspn(text, "FS") != c->n_layers || text[c->n_layers])
             return pot_fail(r->err, POT_CONFIG,
                             "%s: index_topk_pattern is \"%.300s\", F or S for each of %u layers was expected", r->name,
                             text, c->n_layers);

@@ -63,7 +63,7 @@ pot_status pot_model_matrix(pot_stored *out, const pot_model *m, pot_role role, 
 }
 
 pot_status pot_model_vector(float *out, const pot_model *m, pot_role role, uint32_t layer, uint32_t n, pot_err *err) {
-    pot_source source;
+    pot_source source = {0};
     pot_status s = find(&source, m, role, layer, 0, err);
     if (s != POT_OK) return s;
     POT_ASSERT(source.stored.rows == n && source.stored.cols == 0);

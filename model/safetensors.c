@@ -23,7 +23,7 @@ static const struct {
     const char *text;
     uint32_t bytes;
 } DTYPES[] = {
-#define X(text, name, bits) {text, bits / 8},
+#define X(text, name, bits) {text, (bits) / 8},
     POT_DTYPE_MAP(X)
 #undef X
 };
@@ -117,6 +117,7 @@ static pot_status read_tensor(pot_tensor *t, uint64_t *begin, const char *name, 
     if (!dtype || !json_is_array(shape) || !json_is_array(offsets) || json_array_size(offsets) != 2)
         return pot_fail(err, POT_FORMAT, "%s: tensor %s needs a dtype, a shape and two data_offsets", file, name);
     *t = (pot_tensor){.name = name};
+    *begin = 0;
     pot_status s = find_dtype(&t->dtype, dtype, file, name, err);
     if (s != POT_OK) return s;
     if (json_array_size(shape) > POT_MAX_RANK)
@@ -134,7 +135,7 @@ static pot_status read_tensor(pot_tensor *t, uint64_t *begin, const char *name, 
         if (__builtin_mul_overflow(bytes, t->shape[i], &bytes) || bytes > INT64_MAX)
             return pot_fail(err, POT_FORMAT, "%s: tensor %s has more elements than 63 bits can count", file, name);
     if (empty) bytes = 0;
-    uint64_t end;
+    uint64_t end = 0;
     s = get_length(begin, offsets, 0, file, name, "data_offsets", err);
     if (s == POT_OK) s = get_length(&end, offsets, 1, file, name, "data_offsets", err);
     if (s != POT_OK) return s;
@@ -194,8 +195,8 @@ static pot_status walk_header(const json_t *header, uint64_t data_bytes, const c
     json_t *entry;
     json_object_foreach((json_t *)header, name, entry) {
         if (strcmp(name, "__metadata__") == 0) continue;
-        pot_tensor tensor;
-        uint64_t begin;
+        pot_tensor tensor = {0};
+        uint64_t begin = 0;
         s = json_is_object(entry)
                 ? read_tensor(&tensor, &begin, name, entry, data_bytes, file, err)
                 : pot_fail(err, POT_FORMAT, "%s: tensor %s is not described by an object", file, name);
@@ -211,7 +212,7 @@ static pot_status walk_header(const json_t *header, uint64_t data_bytes, const c
 pot_status pot_safetensors_check(const uint8_t *bytes, size_t n_bytes, uint64_t file_bytes, const char *name,
                                  pot_err *err) {
     json_t *header;
-    uint64_t data_begin;
+    uint64_t data_begin = 0;
     pot_status s = parse_header(&header, &data_begin, bytes, n_bytes, file_bytes, name, err);
     if (s != POT_OK) return s;
     s = walk_header(header, file_bytes - data_begin, name, NULL, NULL, err);
@@ -254,7 +255,7 @@ static pot_status add_shard(pot_shards *s, const char *path, pot_err *err) {
     s->n_shards++; /* from here on close() cleans it up */
     pot_status status = pot_mapping_open(&sh->mapping, path, err);
     if (status != POT_OK) return status;
-    uint64_t data_begin;
+    uint64_t data_begin = 0;
     status = parse_header(&sh->header, &data_begin, sh->mapping.base, sh->mapping.bytes, sh->mapping.bytes, path, err);
     if (status != POT_OK) return status;
     adder a = {s, s->n_shards - 1, sh->mapping.base + data_begin};
@@ -284,15 +285,13 @@ static pot_status build_index(pot_shards *s, pot_err *err) {
     return POT_OK;
 }
 
-static pot_status create(pot_shards **out, uint32_t n_shards, pot_err *err) {
+/* NULL when memory is short. */
+static pot_shards *create(uint32_t n_shards) {
     pot_shards *s = pot_alloc(sizeof *s);
     if (s) s->shards = pot_alloc_array(n_shards, sizeof *s->shards);
-    if (!s || !s->shards) {
-        pot_free(s);
-        return pot_fail(err, POT_NO_MEMORY, "no memory for %u shards", n_shards);
-    }
-    *out = s;
-    return POT_OK;
+    if (s && s->shards) return s;
+    pot_free(s);
+    return NULL;
 }
 
 static pot_status finish(pot_shards **out, pot_shards *shards, pot_status s, pot_err *err) {
@@ -307,23 +306,23 @@ static pot_status finish(pot_shards **out, pot_shards *shards, pot_status s, pot
 
 pot_status pot_shards_open(pot_shards **out, const char *directory, pot_err *err) {
     pot_shard_names names = {0};
-    pot_shards *shards = NULL;
     pot_status s = pot_shard_names_find(&names, directory, err);
-    if (s == POT_OK) s = create(&shards, names.n, err);
-    for (uint32_t i = 0; s == POT_OK && i < names.n; i++) {
+    if (s != POT_OK) return s;
+    pot_shards *shards = create(names.n);
+    if (!shards) s = pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u files", directory, names.n);
+    for (uint32_t i = 0; shards && s == POT_OK && i < names.n; i++) {
         char *path = pot_path_join(directory, names.names[i]);
         s = path ? add_shard(shards, path, err) : pot_fail(err, POT_NO_MEMORY, "%s: no memory for a path", directory);
         pot_free(path);
     }
     pot_shard_names_free(&names);
-    return finish(out, shards, s, err);
+    return shards ? finish(out, shards, s, err) : s;
 }
 
 pot_status pot_shards_open_file(pot_shards **out, const char *path, pot_err *err) {
-    pot_shards *shards = NULL;
-    pot_status s = create(&shards, 1, err);
-    if (s == POT_OK) s = add_shard(shards, path, err);
-    return finish(out, shards, s, err);
+    pot_shards *shards = create(1);
+    if (!shards) return pot_fail(err, POT_NO_MEMORY, "%s: no memory to open it", path);
+    return finish(out, shards, add_shard(shards, path, err), err);
 }
 
 void pot_shards_close(pot_shards *s) {

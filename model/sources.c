@@ -161,7 +161,7 @@ static pot_status read_matrix(pot_source *out, const pot_model *m, const pot_ten
     else if ((t->dtype == POT_DTYPE_U8 || t->dtype == POT_DTYPE_I8) && (scale = beside(m, t, ".qs")))
         s = read_container(out, m, t, scale, rows, cols, err);
     else
-        s = read_unscaled(m, t, err);
+        return read_unscaled(m, t, err);
     if (s != POT_OK) return s;
     out->stored.scales = scale->data;
     out->tensors[1] = scale;

@@ -2,6 +2,7 @@
  * ranges in the order they come and sort them once. */
 #include "placement/map.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ struct pot_map_builder {
     pot_map *map;
     entry *entries;
     size_t n, capacity;
+    size_t most; /* ranges that there can be: one a chunk */
 };
 
 /* ---- reading ------------------------------------------------------------------------------------------------------ */
@@ -87,40 +89,60 @@ bool pot_map_equal(const pot_map *a, const pot_map *b) {
 
 /* ---- building ------------------------------------------------------------------------------------------------------ */
 
+static pot_status check_shape(const pot_layer_shape *shape, uint32_t layer, pot_err *err) {
+    if (shape->n_routed && shape->routed_chunks == 0)
+        return pot_fail(err, POT_FORMAT, "map: layer %u has %u experts without chunks", layer, shape->n_routed);
+    if (shape->routed_chunks > POT_MAX_CHUNKS || shape->common_chunks > POT_MAX_CHUNKS)
+        return pot_fail(err, POT_LIMIT, "map: layer %u has experts of %u and %u chunks, possible are %d", layer, shape->routed_chunks,
+                        shape->common_chunks, POT_MAX_CHUNKS);
+    return POT_OK;
+}
+
+static pot_status take_layers(pot_map_builder *b, const pot_layer_shape *layers, uint32_t n_layers, pot_err *err) {
+    pot_map *map = b->map;
+    uint64_t experts = 0;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        pot_status s = check_shape(&layers[i], i, err);
+        if (s != POT_OK) return s;
+        experts += pot_layer_experts(&layers[i]);
+        if (experts >= UINT32_MAX) return pot_fail(err, POT_LIMIT, "map: layers 0 to %u have too many experts", i);
+        map->layers[i] = layers[i];
+        map->layer_expert[i + 1] = (uint32_t)experts;
+        b->most += (size_t)layers[i].n_routed * layers[i].routed_chunks + layers[i].common_chunks;
+    }
+    return POT_OK;
+}
+
 pot_status pot_map_builder_create(pot_map_builder **out, uint64_t epoch, uint32_t n_workers,
                                   const pot_layer_shape *layers, uint32_t n_layers, pot_err *err) {
     if (n_workers == 0 || n_workers > POT_MAX_WORKERS)
         return pot_fail(err, POT_LIMIT, "a map for %u workers was asked for, possible are 1 to %d", n_workers, POT_MAX_WORKERS);
     pot_map_builder *b = pot_alloc(sizeof *b);
     pot_map *map = pot_alloc(sizeof *map);
-    if (b && map) {
-        b->map = map;
+    if (map) {
+        atomic_init(&map->references, 1);
         map->layers = pot_alloc_array(n_layers, sizeof *map->layers);
         map->layer_expert = pot_alloc_array((size_t)n_layers + 1, sizeof *map->layer_expert);
     }
     if (!b || !map || !map->layers || !map->layer_expert) {
-        if (b && map) {
-            pot_map_builder_free(b);
-        } else {
-            pot_free(b);
-            pot_free(map);
-        }
+        pot_map_free(map);
+        pot_free(b);
         return pot_fail(err, POT_NO_MEMORY, "no memory for a map of %u layers", n_layers);
     }
-    atomic_init(&map->references, 1);
+    b->map = map;
     map->epoch = epoch;
     map->n_workers = n_workers;
     map->n_layers = n_layers;
-    memcpy(map->layers, layers, n_layers * sizeof *layers);
-    for (uint32_t i = 0; i < n_layers; i++)
-        map->layer_expert[i + 1] = map->layer_expert[i] + pot_layer_experts(&layers[i]);
-    *out = b;
-    return POT_OK;
+    pot_status s = take_layers(b, layers, n_layers, err);
+    if (s == POT_OK)
+        *out = b;
+    else
+        pot_map_builder_free(b);
+    return s;
 }
 
 void pot_map_builder_free(pot_map_builder *b) {
     if (!b) return;
-    if (b->map) atomic_store(&b->map->references, 1);
     pot_map_free(b->map);
     pot_free(b->entries);
     pot_free(b);
@@ -139,6 +161,7 @@ pot_status pot_map_builder_add(pot_map_builder *b, uint32_t layer, uint32_t expe
     if (owners == 0 || (owners & ~known) || first >= map->n_workers || !(owners >> first & 1))
         return pot_fail(err, POT_FORMAT, "map: layer %u expert %u: owners %llx with worker %u first, there are %u workers", layer,
                         expert, (unsigned long long)owners, first, map->n_workers);
+    if (b->n == b->most) return pot_fail(err, POT_FORMAT, "map: more ranges than the %zu chunks that there are", b->most);
     if (b->n == b->capacity) {
         size_t capacity = b->capacity ? 2 * b->capacity : 1024;
         entry *grown = pot_realloc_array(b->entries, capacity, sizeof *grown);
@@ -268,11 +291,12 @@ static pot_status find_policy(policy **out, uint64_t *seed, const char *spec, po
             return POT_OK;
         }
     char *end = NULL;
+    errno = 0;
     if (strncmp(spec, "random:", 7) == 0 && spec[7] >= '0' && spec[7] <= '9') {
         *seed = strtoull(spec + 7, &end, 10);
         *out = randomly;
     }
-    if (!end || *end)
+    if (!end || *end || errno)
         return pot_fail(err, POT_USAGE, "map %s is unknown: contiguous, round-robin, sliced or random:SEED", spec);
     return POT_OK;
 }

@@ -3,7 +3,7 @@
  * Pure arithmetic: no sockets, no clock.  Immutable once built; a change is a new map with a higher epoch.
  * The experts of a layer are numbered 0..n_routed-1; the shared expert is n_routed; a dense layer has the one expert 0.
  * For each (layer, expert) the map holds ranges of chunks, ascending and covering every chunk; each range has one or
- * more distinct owners.  owners[0] is where a dispatcher without load information sends.
+ * more owners; `first` is where a dispatcher without load information sends.
  */
 #ifndef POT_PLACEMENT_MAP_H
 #define POT_PLACEMENT_MAP_H
@@ -11,7 +11,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/buffer.h"
 #include "common/status.h"
 
 enum { POT_MAX_WORKERS = 64, POT_MAX_CHUNKS = 4096 };
@@ -49,8 +48,8 @@ bool pot_map_owns(const pot_map *map, uint32_t worker, uint32_t layer, uint32_t 
 /* Equal in everything but the epoch. */
 bool pot_map_equal(const pot_map *a, const pot_map *b);
 
-/* Building: ranges are added for one expert after the other in any order, then checked (complete, no overlap, owners below
- * n_workers).  create copies `layers`. */
+/* Building: ranges are added in any order, each checked against the shape (chunks, owners below n_workers); finish checks that they
+ * are complete and do not overlap.  create copies `layers`; an expert has 1 to POT_MAX_CHUNKS chunks. */
 typedef struct pot_map_builder pot_map_builder;
 pot_status pot_map_builder_create(pot_map_builder **out, uint64_t epoch, uint32_t n_workers,
                                   const pot_layer_shape *layers, uint32_t n_layers, pot_err *err);
@@ -60,7 +59,7 @@ pot_status pot_map_builder_finish(pot_map **out, pot_map_builder *builder, pot_e
 void pot_map_builder_free(pot_map_builder *builder);
 
 /* Policies without heat.  spec: "contiguous", "round-robin", "sliced" (every routed expert cut over all workers), "random:SEED"
- * (every range of every expert, the common ones too, on random workers, some with replicas).  In the first three the
+ * (ranges of random length of every expert, the common ones too, on random workers, some with replicas).  In the first three the
  * common expert stays on worker 0, the coordinator's own. */
 pot_status pot_map_make(pot_map **out, const char *spec, uint64_t epoch, uint32_t n_workers,
                         const pot_layer_shape *layers, uint32_t n_layers, pot_err *err);

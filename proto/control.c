@@ -202,9 +202,12 @@ static pot_status check_welcome(pot_welcome *out, const Potluck__Welcome *m, pot
     if (m->experts_format >= POT_FORMAT_COUNT || m->dense_format >= POT_FORMAT_COUNT || m->head_format >= POT_FORMAT_COUNT)
         return pot_fail(err, POT_FORMAT, "control: Welcome names formats %" PRIu32 ", %" PRIu32 " and %" PRIu32 ", known are 0 to %d",
                         m->experts_format, m->dense_format, m->head_format, POT_FORMAT_COUNT - 1);
-    if (m->heartbeat_us == 0 || m->dead_us <= m->heartbeat_us)
-        return pot_fail(err, POT_FORMAT, "control: Welcome asks for a heartbeat of %" PRIu64 " us and death after %" PRIu64 " us",
-                        m->heartbeat_us, m->dead_us);
+    if (m->heartbeat_us < POT_HEARTBEAT_MIN_US || m->dead_us <= m->heartbeat_us || m->dead_us > POT_DEAD_MAX_US)
+        return pot_fail(err, POT_FORMAT, "control: Welcome asks for a heartbeat of %" PRIu64 " us and death after %" PRIu64
+                        " us, possible are %d to %" PRIu64, m->heartbeat_us, m->dead_us, POT_HEARTBEAT_MIN_US, POT_DEAD_MAX_US);
+    if (m->hidden == 0 || m->n_layers == 0 || m->grid > 62)
+        return pot_fail(err, POT_FORMAT, "control: Welcome for %" PRIu32 " layers of hidden size %" PRIu32 " and grid %" PRIu32,
+                        m->n_layers, m->hidden, m->grid);
     return to_text(out->model, sizeof out->model, &m->model, "Welcome.model", err);
 }
 
@@ -226,6 +229,9 @@ static pot_status check(pot_control *out, const ProtobufCMessage *message, pot_e
     }
     case POT_CONTROL_HEARTBEAT: {
         const Potluck__Heartbeat *m = (const Potluck__Heartbeat *)message;
+        if (m->state > POT_STATE_COMPUTING)
+            return pot_fail(err, POT_FORMAT, "control: a Heartbeat with state %" PRIu32 ", known are 0 to %d", m->state,
+                            POT_STATE_COMPUTING);
         out->heartbeat = (pot_heartbeat){m->sequence, m->state, m->steps, m->items, m->loaded_bytes, m->total_bytes};
         return POT_OK;
     }
@@ -365,6 +371,9 @@ static pot_status add_map_frame(pot_map_receiver *r, const Potluck__Map *m, pot_
     size_t at = 0;
     for (size_t e = 0; e < m->n_range_count; e++) {
         uint32_t begin = 0;
+        if (m->range_count[e] == 0 || e > UINT32_MAX - m->first_expert)
+            return pot_fail(err, POT_FORMAT, "control: a Map frame from expert %" PRIu32 " on has no ranges for its expert %zu",
+                            m->first_expert, e);
         for (uint32_t i = 0; i < m->range_count[e]; i++, at++) {
             if (at >= m->n_chunk_end)
                 return pot_fail(err, POT_FORMAT, "control: a Map frame counts more ranges than the %zu it has", m->n_chunk_end);
@@ -393,9 +402,11 @@ pot_status pot_map_receiver_add(pot_map_receiver *r, pot_map **out, const uint8_
         const Potluck__Map *m = (const Potluck__Map *)message;
         s = add_map_frame(r, m, err);
         if (s == POT_OK && m->commit) {
-            pot_map_builder *complete = r->builder;
+            s = pot_map_builder_finish(out, r->builder, err);
             r->builder = NULL;
-            s = pot_map_builder_finish(out, complete, err);
+        } else if (s != POT_OK) { /* half an epoch is of no use */
+            pot_map_builder_free(r->builder);
+            r->builder = NULL;
         }
     }
     protobuf_c_message_free_unpacked(message, &allocator);

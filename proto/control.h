@@ -4,9 +4,9 @@
  * Order of a join, over any transport:
  *   worker  Hello    protocol range, build, host, pid, kernel table, capacity
  *   coord.  Welcome  session, worker number, model path, format policy, fingerprint, dims, c, G, n_workers, heartbeat
- *           Map...   one frame a layer; the frame with commit = true makes the epoch valid
+ *           Map...   a layer in one frame or more; the frame with commit = true makes the epoch valid
  *   worker  Ready    epoch, own fingerprint, bytes held        (or Error: why not, in words)
- *   both    Heartbeat every 250 ms; Leave to end in order; Error with a sentence.
+ *   both    Heartbeat every heartbeat_us; Leave to end in order; Error with a sentence.
  * A refusal names both values.  Field numbers are never reused.
  */
 #ifndef POT_PROTO_CONTROL_H
@@ -18,6 +18,9 @@
 #include "proto/transport.h"
 
 enum { POT_CONTROL_MAX_BYTES = 64 * 1024, POT_PROTOCOL_MIN = 1, POT_PROTOCOL_MAX = 1, POT_CONTROL_TEXT = 1024 };
+/* A faster heartbeat is a flood; dead_us has room for a day. */
+enum { POT_HEARTBEAT_MIN_US = 1000 };
+#define POT_DEAD_MAX_US ((uint64_t)86400 * 1000000)
 
 typedef enum pot_control_type {
     POT_CONTROL_HELLO = 1, POT_CONTROL_WELCOME, POT_CONTROL_MAP, POT_CONTROL_READY, POT_CONTROL_HEARTBEAT,
@@ -47,9 +50,11 @@ typedef struct pot_ready {
     pot_hash fingerprint;
 } pot_ready;
 
+typedef enum pot_process_state { POT_STATE_IDLE, POT_STATE_LOADING, POT_STATE_COMPUTING } pot_process_state;
+
 typedef struct pot_heartbeat {
     uint64_t sequence;
-    uint32_t state; /* 0 idle, 1 loading, 2 computing */
+    uint32_t state; /* pot_process_state */
     uint64_t steps, items;
     uint64_t loaded_bytes, total_bytes;
 } pot_heartbeat;
@@ -77,16 +82,17 @@ pot_status pot_control_send(pot_transport *t, uint32_t peer, const pot_control *
 /* Checks and unpacks one frame.  MAP frames are fed to the receiver instead (below): *out then only has the type. */
 pot_status pot_control_parse(pot_control *out, const uint8_t *bytes, size_t n_bytes, pot_err *err);
 
-/* One layer a frame, the last one commits. */
+/* One layer a frame (more frames when it has more than 4096 ranges); the last one commits. */
 pot_status pot_control_send_map(pot_transport *t, uint32_t peer, const pot_map *map, pot_err *err);
 typedef struct pot_map_receiver pot_map_receiver;
 pot_map_receiver *pot_map_receiver_create(const pot_layer_shape *layers, uint32_t n_layers, uint32_t n_workers);
-/* *out = the committed map when this frame completes one, else NULL.  Frames of two epochs may not mix. */
+/* *out = the committed map when this frame completes one, else NULL.  Frames of two epochs may not mix; a frame that is refused
+ * takes those of its epoch with it. */
 pot_status pot_map_receiver_add(pot_map_receiver *receiver, pot_map **out, const uint8_t *bytes, size_t n_bytes, pot_err *err);
 void pot_map_receiver_free(pot_map_receiver *receiver);
 
-/* A thread that sends a Heartbeat to each peer every interval, also while the owner computes for seconds.  The counters are
- * the owner's to update at any time. */
+/* A thread that sends a Heartbeat to each peer every interval (1 us to a day), also while the owner computes for seconds.  The
+ * counters are the owner's to update at any time. */
 typedef struct pot_pulse pot_pulse;
 typedef struct pot_pulse_counters {
     _Atomic uint32_t state;

@@ -7,7 +7,7 @@ enum { LINE = 64, SMALLEST_SHIFT = 8 };
 
 static int class_of(size_t bytes) {
     int c = 0;
-    while (((size_t)1 << (c + SMALLEST_SHIFT)) < bytes) c++;
+    while (c < POT_POOL_CLASSES && ((size_t)1 << (c + SMALLEST_SHIFT)) < bytes) c++;
     return c;
 }
 

@@ -32,10 +32,10 @@ static void beat(pot_pulse *p, uint64_t sequence) {
 
 static void *run(void *argument) {
     pot_pulse *p = argument;
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
     for (uint64_t sequence = 0;; sequence++) {
+        struct timespec at; /* from now on: beats that were missed (a stopped process, say) are not made up for */
         beat(p, sequence);
+        clock_gettime(CLOCK_MONOTONIC, &at);
         uint64_t nanoseconds = (uint64_t)at.tv_nsec + p->interval_us * 1000;
         at.tv_sec += (time_t)(nanoseconds / 1000000000);
         at.tv_nsec = (long)(nanoseconds % 1000000000);

@@ -3,7 +3,8 @@
  * A transport is one process's end; peers are numbered by the bootstrap (0 = the coordinator).  Messages are pooled,
  * 64-byte aligned buffers: the sender asks for one, fills it in place and gives it away; the receiver takes one and frees it
  * to the pool.  No allocation once the pool is warm.  Any thread may send; one thread (the owner) receives.
- * A lost peer arrives as a message of kind LOST, in order after what it sent.  Every wait has a deadline.
+ * A lost peer arrives as a message of kind LOST, the last one from it.  Every wait has a deadline.  Messages from one thread to one
+ * peer arrive in the order they were sent, but over `ucx` one above 128 KiB (a rendezvous) may be overtaken by later ones.
  * Data messages begin with pot_wire_header; control messages are frames of control.h (at most 64 KiB).
  */
 #ifndef POT_PROTO_TRANSPORT_H
@@ -32,11 +33,12 @@ typedef struct pot_transport_ops {
     void (*release)(pot_transport *t, pot_message *m);
     /* Takes m in every case.  PEER_LOST when the peer is known to be gone. */
     pot_status (*send)(pot_transport *t, uint32_t peer, pot_message *m, pot_err *err);
-    /* *out = the next message, or NULL when none came within timeout_us (0 = look once).  Also returns (NULL, OK) early when
-     * pot_transport_wake() was called or a stop signal arrived. */
+    /* *out = the next message, or NULL when none came within timeout_us (0 = look once).  Also returns (NULL, OK) early, once, when
+     * pot_transport_wake() was called, and over `ucx` when a stop signal arrived. */
     pot_status (*receive)(pot_transport *t, uint64_t timeout_us, pot_message **out, pot_err *err);
     void (*wake)(pot_transport *t); /* any thread */
-    /* Lets queued sends finish for at most timeout_us, then closes everything. */
+    /* Lets queued sends finish for at most timeout_us, then closes everything, by force where need be.  No other thread may be in
+     * or come to this end any more. */
     void (*close)(pot_transport *t, uint64_t timeout_us);
 } pot_transport_ops;
 struct pot_transport {

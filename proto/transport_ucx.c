@@ -32,7 +32,10 @@ enum {
     AM_CONTROL = 2,
     /* Above this a round trip for the rendezvous costs less than the copies; below it the automatic choice is up to 6 x slower over TCP
      * (docs/protocol.md, "Eager and rendezvous"). */
-    EAGER_BYTES = 128 * 1024
+    EAGER_BYTES = 128 * 1024,
+    PROGRESS_ROUNDS = 256, /* a peer that floods must not keep the owner from its queue and deadlines */
+    NAP_US = 100,          /* while UCX cannot be armed, because sends wait for a peer that does not read */
+    CLOSE_US = 500000      /* to take the connections down by force, all at once */
 };
 
 /* What travels with every message. */
@@ -53,6 +56,7 @@ typedef struct ucx_transport {
     uint64_t spin_us;
     int ucx_fd, own_fd;
     bool sleeping, woken;
+    bool stop_told;           /* receive has returned for the stop signal; the farewell that follows may sleep */
     pot_pool pool;
     pot_message *head, *tail; /* received */
     uint32_t in_flight;       /* sends and receives that UCX has not finished */
@@ -63,8 +67,9 @@ typedef struct ucx_transport {
 struct ucx_peer {
     ucx_transport *owner;
     uint32_t number;
-    ucp_ep_h ep; /* NULL: not connected, or gone */
+    ucp_ep_h ep;              /* NULL: not connected */
     bool lost;
+    ucs_status_ptr_t closing; /* while the transport closes: its flush, then its end */
 };
 
 /* ---- queue ------------------------------------------------------------------------------------------------------------------- */
@@ -117,12 +122,15 @@ static void on_endpoint_error(void *argument, ucp_ep_h ep, ucs_status_t status) 
 static void on_data_received(void *request, ucs_status_t status, size_t length, void *user) {
     pot_message *m = user;
     ucx_transport *u = m->internal;
+    ucx_peer *peer = &u->peers[m->peer];
     (void)length;
     u->in_flight--;
-    if (status == UCS_OK)
+    if (status == UCS_OK && !peer->lost) {
         enqueue(u, m);
-    else
+    } else {
+        if (status != UCS_OK) report_lost(peer, ucs_status_string(status));
         pot_pool_give(&u->pool, m);
+    }
     if (request) ucp_request_free(request);
 }
 
@@ -138,6 +146,7 @@ static ucs_status_t on_message(ucx_transport *u, uint8_t kind, size_t most, cons
         POT_LOG(POT_LOG_WARN, "proto.ucx", "a message from the unknown peer %u is dropped", h.from);
         return UCS_OK;
     }
+    if (u->peers[h.from].lost) return UCS_OK; /* LOST is the last that is heard of a peer */
     pot_message *m = pot_pool_take(&u->pool, bytes);
     if (!m) {
         report_lost(&u->peers[h.from], "no memory to receive what it sent");
@@ -174,7 +183,7 @@ static void on_sent(void *request, ucs_status_t status, void *user) {
     pot_message *m = user;
     ucx_transport *u = m->internal;
     u->in_flight--;
-    if (status != UCS_OK && m->peer < u->n_peers) report_lost(&u->peers[m->peer], ucs_status_string(status));
+    if (status != UCS_OK) report_lost(&u->peers[m->peer], ucs_status_string(status));
     pot_pool_give(&u->pool, m);
     if (request) ucp_request_free(request);
 }
@@ -182,7 +191,7 @@ static void on_sent(void *request, ucs_status_t status, void *user) {
 /* ---- the ops -------------------------------------------------------------------------------------------------------------------- */
 
 static void progress(ucx_transport *u) {
-    while (ucp_worker_progress(u->worker)) {}
+    for (int i = 0; i < PROGRESS_ROUNDS && ucp_worker_progress(u->worker); i++) {}
 }
 
 static pot_message *ucx_message(pot_transport *t, size_t bytes) {
@@ -224,18 +233,26 @@ static pot_status ucx_send(pot_transport *t, uint32_t number, pot_message *m, po
         pot_pool_give(&u->pool, m);
     }
     pthread_mutex_unlock(&u->mutex);
-    return possible ? POT_OK : pot_fail(err, POT_PEER_LOST, "peer %u is not connected", number);
+    return possible ? POT_OK : pot_fail(err, POT_PEER_LOST, "peer %u is gone, or was never connected", number);
 }
 
-/* Sleeps until something happens, at most until `until_us`.  Called with the mutex held, returns with it held. */
-static void sleep_until(ucx_transport *u, uint64_t until_us) {
-    if (ucp_worker_arm(u->worker) != UCS_OK) return; /* something came in between: look again */
+/* Sleeps until something happens, at most until `until_us`.  Called with the mutex held, returns with it held.  UCX that
+ * cannot be armed has something for us, which the next look finds: *busy counts the looks in vain, and the second one is
+ * followed by a nap. */
+static void sleep_until(ucx_transport *u, uint64_t until_us, int *busy) {
+    uint64_t now = pot_now_us(), left = until_us > now ? until_us - now : 0;
+    if (ucp_worker_arm(u->worker) == UCS_OK) {
+        *busy = 0;
+    } else {
+        if ((*busy)++ == 0) return;
+        if (left > NAP_US) left = NAP_US;
+    }
     u->sleeping = true;
     pthread_mutex_unlock(&u->mutex);
-    uint64_t now = pot_now_us(), left = until_us > now ? until_us - now : 0;
     struct timespec timeout = {(time_t)(left / 1000000), (long)(left % 1000000 * 1000)};
-    struct pollfd fds[3] = {{u->ucx_fd, POLLIN, 0}, {u->own_fd, POLLIN, 0}, {pot_stop_fd(), POLLIN, 0}};
-    (void)ppoll(fds, fds[2].fd >= 0 ? 3 : 2, &timeout, NULL);
+    /* poll() leaves out descriptors below 0. */
+    struct pollfd fds[3] = {{*busy ? -1 : u->ucx_fd, POLLIN, 0}, {u->own_fd, POLLIN, 0}, {u->stop_told ? -1 : pot_stop_fd(), POLLIN, 0}};
+    (void)ppoll(fds, 3, &timeout, NULL);
     pthread_mutex_lock(&u->mutex);
     u->sleeping = false;
     if (fds[1].revents & POLLIN) {
@@ -249,20 +266,23 @@ static pot_status ucx_receive(pot_transport *t, uint64_t timeout_us, pot_message
     (void)err;
     ucx_transport *u = (ucx_transport *)(void *)t;
     uint64_t start = pot_now_us(), until = timeout_us < UINT64_MAX - start ? start + timeout_us : UINT64_MAX;
+    int busy = 0;
     pthread_mutex_lock(&u->mutex);
     for (;;) {
         progress(u);
         *out = dequeue(u);
         uint64_t now = pot_now_us();
-        if (*out || u->woken || now >= until || pot_stop_requested()) break;
+        bool stop = pot_stop_requested(), told = u->stop_told;
+        u->stop_told = stop && (told || (!*out && timeout_us)); /* one who only looks has not been told */
+        if (*out || u->woken || now >= until || (stop && !told)) break;
         if (now - start < u->spin_us) {
             pthread_mutex_unlock(&u->mutex); /* let the pulse in */
             pthread_mutex_lock(&u->mutex);
         } else {
-            sleep_until(u, until);
+            sleep_until(u, until, &busy);
         }
     }
-    u->woken = false;
+    if (!*out) u->woken = false;
     pthread_mutex_unlock(&u->mutex);
     return POT_OK;
 }
@@ -277,13 +297,16 @@ static void ucx_wake(pot_transport *t) {
 
 /* ---- closing ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Progress until `request` is done (or is none) or the time is up; then it is given up. */
-static void wait_for(ucx_transport *u, ucs_status_ptr_t request, uint64_t until_us) {
-    if (!UCS_PTR_IS_PTR(request)) return;
-    while (ucp_request_check_status(request) == UCS_INPROGRESS && pot_now_us() < until_us) {
-        if (!ucp_worker_progress(u->worker)) usleep(50);
+/* Progress until all peers' requests are done or the time is up; those that are left are given up. */
+static void wait_for_all(ucx_transport *u, uint64_t until_us) {
+    for (uint32_t i = 0; i < u->n_peers; i++) {
+        ucs_status_ptr_t request = u->peers[i].closing;
+        u->peers[i].closing = NULL;
+        if (!UCS_PTR_IS_PTR(request)) continue;
+        while (ucp_request_check_status(request) == UCS_INPROGRESS && pot_now_us() < until_us)
+            if (!ucp_worker_progress(u->worker)) usleep(NAP_US);
+        ucp_request_free(request);
     }
-    ucp_request_free(request);
 }
 
 static void destroy(ucx_transport *u) {
@@ -302,18 +325,23 @@ static void ucx_close(pot_transport *t, uint64_t timeout_us) {
     ucx_transport *u = (ucx_transport *)(void *)t;
     uint64_t until = pot_now_us() + timeout_us;
     pthread_mutex_lock(&u->mutex);
-    while (u->in_flight && pot_now_us() < until)
-        if (!ucp_worker_progress(u->worker)) usleep(50);
+    /* A finished send has only left our buffer: the flush gets the last bytes out.  The lost will not take them. */
+    const ucp_request_param_t flush = {0};
     for (uint32_t i = 0; i < u->n_peers; i++) {
         ucx_peer *peer = &u->peers[i];
-        if (!peer->ep) continue;
-        /* Forced for the lost: they will not answer.  The others get their last bytes first. */
-        ucp_request_param_t flush = {0};
-        if (!peer->lost) wait_for(u, ucp_ep_flush_nbx(peer->ep, &flush), until);
-        ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
-        wait_for(u, ucp_ep_close_nbx(peer->ep, &param), pot_now_us() + 100000);
+        if (peer->ep && !peer->lost) peer->closing = ucp_ep_flush_nbx(peer->ep, &flush);
+    }
+    wait_for_all(u, until);
+    while (u->in_flight && pot_now_us() < until)
+        if (!ucp_worker_progress(u->worker)) usleep(NAP_US);
+    /* By force: an orderly end needs the other side, which may have stopped. */
+    const ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    for (uint32_t i = 0; i < u->n_peers; i++) {
+        ucx_peer *peer = &u->peers[i];
+        if (peer->ep) peer->closing = ucp_ep_close_nbx(peer->ep, &force);
         peer->ep = NULL;
     }
+    wait_for_all(u, pot_now_us() + CLOSE_US);
     pthread_mutex_unlock(&u->mutex);
     destroy(u);
 }
@@ -324,7 +352,7 @@ static const pot_transport_ops ucx_ops = {.name = "ucx", .message = ucx_message,
 /* ---- opening ---------------------------------------------------------------------------------------------------------------------- */
 
 static pot_status ucx_fault(pot_err *err, const char *what, ucs_status_t status) {
-    return pot_fail(err, POT_ERROR, "UCX: %s: %s (`potluck help cluster`, docs/cluster.md)", what, ucs_status_string(status));
+    return pot_fail(err, POT_ERROR, "UCX: %s: %s (docs/cluster.md, \"Networks\")", what, ucs_status_string(status));
 }
 
 static pot_status open_context(ucx_transport *u, pot_err *err) {

@@ -86,6 +86,8 @@ void pot_wire_put_record(uint8_t *at, const pot_wire_record *r) {
 
 /* ---- layouts: counts are bounded by the limits of the header, so nothing here overflows ------------------------------- */
 
+_Static_assert(sizeof(size_t) == 8, "the largest message that the limits allow is above 4 GiB");
+
 size_t pot_wire_row_bytes(unsigned formats, uint32_t columns) {
     size_t blocks = pot_blocks(columns), bytes = 0;
     if (formats & POT_ACT_Q8) bytes += blocks * (POT_BLOCK + sizeof(float));
@@ -223,14 +225,18 @@ pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *m, size_t bytes,
     sum.wide = m + layout.wide;
     sum.rows = m + layout.rows;
     sum.moved = m + layout.moved;
-    for (uint32_t i = 0; i < h->n_hints; i++) {
+    /* Ascending, so that none is there twice: with the count above each item is covered or moved. */
+    for (uint32_t i = 0, next = 0; i < h->n_hints; i++) {
         uint32_t item = (uint32_t)get(sum.moved + 4 * (size_t)i, 4);
-        if (item >= h->n_items || pot_wire_bit(sum.covered, item))
-            return pot_fail(err, POT_FORMAT, "a SUM message lists item %u as moved, of %" PRIu32 " items", item, h->n_items);
+        if (item < next || item >= h->n_items || pot_wire_bit(sum.covered, item))
+            return pot_fail(err, POT_FORMAT, "a SUM message lists item %" PRIu32 " of %" PRIu32 " as moved, which is covered or out of order",
+                            item, h->n_items);
+        next = item + 1;
     }
     const uint8_t *r = m + layout.record;
     sum.record = (pot_wire_record){(uint32_t)get(r, 4), (uint32_t)get(r + 4, 4), (uint32_t)get(r + 8, 4), (uint32_t)get(r + 12, 4),
                                    get(r + 16, 8), get(r + 24, 8), get(r + 32, 8)};
+    if (sum.record.reserved) return pot_fail(err, POT_FORMAT, "a SUM message uses the record's reserved bytes");
     *out = sum;
     return POT_OK;
 }

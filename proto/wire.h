@@ -10,9 +10,10 @@
  *         wide     bitmap of the rows that are int64, ceil(n_rows/64) u64
  *         rows     per row hidden x i32 or i64, each row padded to 8 bytes
  *         record   pot_wire_record
- *         moved    n_hints x u32: items that this worker does not own (the header's n_hints counts them)
+ *         moved    n_hints x u32, ascending: items that this worker does not own (the header's n_hints counts them);
+ *                  every item is either covered or moved
  *
- * A SUM echoes epoch, request, step, layer, rows, items, grid of its WORK.  Whoever reads a message checks it with
+ * Padding is sent as zero and not looked at.  A SUM echoes epoch, request, step, layer, rows, items, grid of its WORK.  Whoever reads a message checks it with
  * pot_wire_work_parse / pot_wire_sum_parse before touching the payload; the views borrow the message's bytes.
  */
 #ifndef POT_PROTO_WIRE_H

@@ -68,7 +68,7 @@ static pot_message *another_row(pot_liar *l, const pot_message *m, const pot_wir
 static pot_status send_control(pot_liar *l, uint32_t peer, pot_control_type type, uint64_t step, const char *text, pot_err *err) {
     pot_control c = {.type = type};
     if (type == POT_CONTROL_WELCOME) {
-        c.welcome = (pot_welcome){.protocol = 1, .n_workers = 1, .heartbeat_us = 1, .dead_us = 2};
+        c.welcome = (pot_welcome){.protocol = 1, .n_workers = 1, .hidden = 1, .n_layers = 1, .heartbeat_us = 1000, .dead_us = 2000};
     } else {
         c.error = (pot_control_error){.code = POT_IO, .step = step};
         snprintf(c.error.text, sizeof c.error.text, "%s", text);

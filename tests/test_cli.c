@@ -246,7 +246,7 @@ static void text_commands_name_the_line_of_a_fault(void **state) {
     expect(&r, 1, "", "99999999");
     result_free(&r);
     r = RUN_INPUT("{\"messages\": 5}\n", "template", "demo", "--jsonl");
-    expect(&r, 1, "", "line 1");
+    expect(&r, 2, "", "line 1: messages is a number");
     result_free(&r);
     r = RUN_INPUT("{\n", "template", "demo", "--jsonl");
     expect(&r, 1, "", "line 1");
@@ -332,7 +332,7 @@ static void run_refuses_what_it_would_have_to_cut(void **state) {
 
 static void run_ends_quietly_when_the_reader_goes(void **state) {
     (void)state;
-    char command[4200];
+    char command[sizeof program + 256];
     snprintf(command, sizeof command, "'%s' run demo --temp 0 --ignore-eos -n 2000 -p 'Once upon a time' --quiet | head -c 10; "
              "echo \" ${PIPESTATUS[0]}\"", program);
     int out[2];

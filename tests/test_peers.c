@@ -85,15 +85,12 @@ static void peers_refuse_workers_that_do_not_match(void **state) {
     } cases[] = {
         {POT_TRICK_OLD_HELLO, POT_REFUSED, {"worker 2", "protocols 98 to 99", "1 to 1"}},
         {POT_TRICK_HELLO_TWICE, POT_FORMAT, {"worker 2", "Hello twice", ""}},
-        {POT_TRICK_READY_TWICE, POT_FORMAT, {"worker 2", "ready twice", ""}},
         {POT_TRICK_OTHER_READY, POT_REFUSED, {"worker 2", "map 4242", "are 3"}},
         {POT_TRICK_EARLY_DATA, POT_FORMAT, {"worker 2", "data before there is work", ""}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pot_stage_options o = three;
         o.trick = cases[i].trick;
-        /* Twice Ready: somebody else must still be loading when the second comes. */
-        if (o.trick == POT_TRICK_READY_TWICE) o.inline_worker = true;
         expect_failure(&o, cases[i].status, cases[i].words);
     }
 }
@@ -173,6 +170,20 @@ static void peers_are_not_dead_because_the_coordinator_was_busy(void **state) {
     pot_stage_close(&s);
 }
 
+static void peers_refuse_a_second_ready(void **state) {
+    (void)state;
+    pot_stage s;
+    pot_stage_options o = three;
+    o.trick = POT_TRICK_READY_TWICE;
+    pot_err err;
+    pot_status got = pot_stage_open(&s, &o, &err);
+    if (got == POT_OK) got = tend_until_failure(&s, &err); /* it may come when all are ready */
+    assert_int_equal(got, POT_FORMAT);
+    assert_non_null(strstr(err.text, "worker 2"));
+    assert_non_null(strstr(err.text, "ready twice"));
+    pot_stage_close(&s);
+}
+
 static void peers_notice_a_worker_that_ends(void **state) {
     (void)state;
     pot_stage s;
@@ -220,6 +231,7 @@ int main(void) {
         cmocka_unit_test(peers_give_up_on_loading_without_progress),
         cmocka_unit_test(peers_notice_a_silent_worker_among_others),
         cmocka_unit_test(peers_are_not_dead_because_the_coordinator_was_busy),
+        cmocka_unit_test(peers_refuse_a_second_ready),
         cmocka_unit_test(peers_notice_a_worker_that_ends),
         cmocka_unit_test(peers_stop_waiting_after_a_signal),
     };

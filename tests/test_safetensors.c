@@ -51,7 +51,7 @@ static void must_write(const char *path, const void *data, size_t bytes) {
 static size_t compose(uint8_t *out, const char *header, size_t data) {
     uint64_t length = strlen(header);
     for (int i = 0; i < 8; i++) out[i] = (uint8_t)(length >> 8 * i);
-    memcpy(out + 8, header, length);
+    for (uint64_t i = 0; i < length; i++) out[8 + i] = (uint8_t)header[i];
     memset(out + 8 + length, 0, data);
     return 8 + length + data;
 }
@@ -379,7 +379,7 @@ static void missing_shard_is_named_and_counted(void **state) {
             pot_buffer index = {0};
             pot_buffer_text(&index, "{\"metadata\":{},\"weight_map\":{");
             for (int i = 1; i <= 5; i++) {
-                char tensor[8];
+                char tensor[16];
                 snprintf(file, sizeof file, "model-%05d-of-00005.safetensors", i);
                 snprintf(tensor, sizeof tensor, "t%d", i);
                 if (i != gap) one_tensor(directory, file, tensor);

@@ -116,6 +116,9 @@ static pot_status on_welcome(pot_worker *w, const pot_welcome *welcome, pot_err 
     return w->receiver ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory to receive a map");
 }
 
+/* A coordinator that is gone may have said Leave before: what it sent, and the LOST behind it, are read first. */
+static pot_status unless_lost(pot_status s) { return s == POT_PEER_LOST ? POT_OK : s; }
+
 static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     if (w->store) {
         pot_map_free(map);
@@ -131,7 +134,7 @@ static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     pot_control c = {.type = POT_CONTROL_READY};
     c.ready = (pot_ready){pot_map_epoch(map), pot_store_bytes(w->store), pot_model_fingerprint(w->model)};
     POT_LOG(POT_LOG_DEBUG, "worker", "holds %" PRIu64 " bytes of experts, map epoch %" PRIu64, c.ready.bytes, c.ready.epoch);
-    return pot_control_send(w->options.transport, w->options.coordinator, &c, err);
+    return unless_lost(pot_control_send(w->options.transport, w->options.coordinator, &c, err));
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------------------- */
@@ -156,9 +159,11 @@ static pot_status on_work(pot_worker *w, const pot_message *m, pot_err *err) {
     w->counters.state = 0;
     w->counters.steps++;
     w->counters.items = pot_work_items(w->work);
-    if (s == POT_OK) return pot_transport_send(w->options.transport, w->options.coordinator, reply, err);
-    tell(w, POT_CONTROL_ERROR, &fault, request, step, layer);
-    return POT_OK;
+    if (s != POT_OK) {
+        tell(w, POT_CONTROL_ERROR, &fault, request, step, layer);
+        return POT_OK;
+    }
+    return unless_lost(pot_transport_send(w->options.transport, w->options.coordinator, reply, err));
 }
 
 static pot_status on_control(pot_worker *w, const pot_message *m, pot_err *err) {
