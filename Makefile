@@ -153,12 +153,23 @@ ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
 $(foreach t,$(TESTS) $(TEST_TOOLS),$(eval $(call test_program,$(t))))
 $(foreach f,$(FUZZ),$(eval $(call fuzz_program,$(f))))
 endif
+# Measuring programs, bench/bench_<name>.c: built like tests, run by hand.
+BENCHES := $(patsubst bench/%.c,%,$(wildcard bench/bench_*.c))
+define bench_program
+$(B)/bench/$(1).o: | $(call generated,bench/$(1).c)
+$(B)/bench/$(1): $(B)/bench/$(1).o $(call needs,bench/$(1).c)
+	@$$(if $$(filter 0,$$(V)),echo "  LINK $$@")
+	$$(Q)$$(call link)
+endef
+ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
+$(foreach b,$(BENCHES),$(eval $(call bench_program,$(b))))
+endif
 TEST_PROGRAMS := $(TESTS:%=$(B)/tests/%) $(FUZZ:%=$(B)/tests/fuzz/%)
 TEST_SCRIPTS  := $(sort $(wildcard tests/cluster/*.sh))
 RUN := MODE=$(MODE) BUILD=$(B) POTLUCK=$(B)/potluck tests/run
 
 # ---- targets ---------------------------------------------------------------------------------------------------
-.PHONY: all help deps test tests unit demo debug asan ubsan tsan coverage golden fuzz-smoke fuzz-run check check-layers \
+.PHONY: all help deps test tests unit bench demo debug asan ubsan tsan coverage golden fuzz-smoke fuzz-run check check-layers \
         check-docs lint format format-check install uninstall clean
 all: $(B)/potluck ## build the program, build/potluck
 	@ln -sfn $(patsubst build/%,%,$(B))/potluck build/potluck
@@ -178,6 +189,8 @@ tests: $(TEST_PROGRAMS) $(TEST_TOOLS:%=$(B)/tests/%) all
 
 unit: $(TEST_PROGRAMS) $(B)/potluck ## run the test programs, without the mpirun scripts
 	@$(RUN) $(TEST_PROGRAMS)
+
+bench: $(BENCHES:%=$(B)/bench/%) ## build the measuring programs, build/release/bench/bench_*
 
 demo: deps ## run the demo model on a coordinator and three workers
 	@$(MAKE) all
@@ -235,4 +248,4 @@ uninstall: ## remove what `make install` with the same PREFIX put there
 clean: ## remove build/
 	rm -rf build
 
--include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(wildcard $(B)/tests/*.d $(B)/tests/fuzz/*.d)
+-include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(wildcard $(B)/tests/*.d $(B)/tests/fuzz/*.d $(B)/bench/*.d)

@@ -94,8 +94,10 @@ static bool ends_in_thinking(const pot_buffer *prompt) {
 static pot_status answer(conversation *c, pot_err *err) {
     pot_buffer prompt = {0};
     pot_tokens tokens = {0};
-    pot_generation generation = {.max_tokens = c->cli->settings->n_predict, .ignore_eos = c->cli->settings->ignore_eos,
-                                 .context = c, .token = show_token};
+    pot_generation generation = {.max_tokens = c->cli->settings->n_predict,
+                                 .ignore_eos = c->cli->settings->ignore_eos,
+                                 .context = c,
+                                 .token = show_token};
     c->detokenizer = (pot_detokenizer){0};
     c->thinking = false;
     pot_buffer_clear(&c->thoughts);
@@ -141,14 +143,13 @@ static pot_status reset(conversation *c, pot_err *err) {
     return c->cli->settings->system ? set_system(c, c->cli->settings->system, err) : POT_OK;
 }
 
-static const char help_text[] =
-    "/help          this list\n"
-    "/reset         forget the conversation\n"
-    "/think         let the model reason before it answers\n"
-    "/nothink       answer at once\n"
-    "/system TEXT   set the system message\n"
-    "/quit          end (as Ctrl-D does)\n"
-    "Ctrl-C stops an answer.\n";
+static const char help_text[] = "/help          this list\n"
+                                "/reset         forget the conversation\n"
+                                "/think         let the model reason before it answers\n"
+                                "/nothink       answer at once\n"
+                                "/system TEXT   set the system message\n"
+                                "/quit          end (as Ctrl-D does)\n"
+                                "Ctrl-C stops an answer.\n";
 
 /* A line that begins with a slash. */
 static pot_status slash_command(conversation *c, const char *line, bool *quit, pot_err *err) {
@@ -215,7 +216,10 @@ static pot_status coordinate(const pot_cli *cli, pot_err *err) {
     const char *no_color = getenv("NO_COLOR");
     /* Both ends: mpirun gives every rank a pseudo-terminal as standard output, whatever its own is. */
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
-    conversation c = {.cli = cli, .messages = json_array(), .think = settings->think, .terminal = terminal,
+    conversation c = {.cli = cli,
+                      .messages = json_array(),
+                      .think = settings->think,
+                      .terminal = terminal,
                       .dimmed = terminal && !(no_color && *no_color)};
     pot_status status = pot_template_choose(&c.which, cli, err);
     if (!status) status = pot_tools_read(&c.tools, settings->tools, err);

@@ -26,7 +26,8 @@ static double gib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024 * 1024
 static pot_status look(inspection *in, const pot_cli *cli, pot_err *err) {
     const pot_config *c = in->config = pot_model_config(in->model);
     pot_map *map = NULL;
-    pot_status status = pot_map_make(&map, "contiguous", 1, 1, pot_model_layer_shapes(in->model), pot_model_layers(in->model), err);
+    pot_status status =
+        pot_map_make(&map, "contiguous", 1, 1, pot_model_layer_shapes(in->model), pot_model_layers(in->model), err);
     if (status) return status;
     in->n_rows = pot_model_census(in->rows, POT_CENSUS_ROWS, in->model);
     for (uint32_t i = 0; i < in->n_rows; i++) {
@@ -59,13 +60,15 @@ static void print_text(pot_buffer *out, const inspection *in) {
     const pot_config *c = in->config;
     pot_buffer_format(out, "%s: %u layers%s, hidden %u, vocabulary %u, context up to %u\n", in->directory, c->n_layers,
                       c->n_mtp ? " and one for drafts (MTP)" : "", c->hidden, c->vocab, c->max_positions);
-    pot_buffer_format(out, "experts   %u a layer, %u chosen, %u shared, width %u\n", c->n_routed, c->top_k, c->n_shared, c->moe_inner);
-    pot_buffer_format(out, "attention %u heads, latent %u + %u, index keeps %u positions\n", c->n_heads, c->kv_lora, c->rope_dim,
-                      c->index_topk);
-    pot_buffer_format(out, "layers    %s  (d dense, s sparse, m MTP)\nindexer   %s  (F own selection, S the one before)\n",
+    pot_buffer_format(out, "experts   %u a layer, %u chosen, %u shared, width %u\n", c->n_routed, c->top_k, c->n_shared,
+                      c->moe_inner);
+    pot_buffer_format(out, "attention %u heads, latent %u + %u, index keeps %u positions\n", c->n_heads, c->kv_lora,
+                      c->rope_dim, c->index_topk);
+    pot_buffer_format(out,
+                      "layers    %s  (d dense, s sparse, m MTP)\nindexer   %s  (F own selection, S the one before)\n",
                       in->layers, in->schedule);
-    pot_buffer_format(out, "model id  %s\n\n  %-16s %-8s %-8s %9s %16s %11s %11s\n", in->fingerprint, "role", "stored", "computed",
-                      "tensors", "parameters", "stored GiB", "packed GiB");
+    pot_buffer_format(out, "model id  %s\n\n  %-16s %-8s %-8s %9s %16s %11s %11s\n", in->fingerprint, "role", "stored",
+                      "computed", "tensors", "parameters", "stored GiB", "packed GiB");
     for (uint32_t i = 0; i < in->n_rows; i++) text_row(out, &in->rows[i]);
     pot_census_row total = in->total;
     total.group = "total";
@@ -79,24 +82,29 @@ static void print_json(pot_buffer *out, const inspection *in) {
     const pot_config *c = in->config;
     pot_buffer_text(out, "{\"model\": ");
     pot_json_quote(out, in->directory, strlen(in->directory));
-    pot_buffer_format(out, ", \"fingerprint\": \"%s\", \"layers\": \"%s\", \"schedule\": \"%s\", \"hidden\": %u, \"vocab\": %u, "
-                           "\"max_positions\": %u, \"n_routed\": %u, \"top_k\": %u, \"n_shared\": %u, \"moe_inner\": %u, ",
-                      in->fingerprint, in->layers, in->schedule, c->hidden, c->vocab, c->max_positions, c->n_routed, c->top_k,
-                      c->n_shared, c->moe_inner);
+    pot_buffer_format(
+        out,
+        ", \"fingerprint\": \"%s\", \"layers\": \"%s\", \"schedule\": \"%s\", \"hidden\": %u, \"vocab\": %u, "
+        "\"max_positions\": %u, \"n_routed\": %u, \"top_k\": %u, \"n_shared\": %u, \"moe_inner\": %u, ",
+        in->fingerprint, in->layers, in->schedule, c->hidden, c->vocab, c->max_positions, c->n_routed, c->top_k,
+        c->n_shared, c->moe_inner);
     pot_buffer_text(out, "\"census\": [");
     for (uint32_t i = 0; i < in->n_rows; i++) {
         const pot_census_row *r = &in->rows[i];
-        pot_buffer_format(out, "%s{\"role\": \"%s\", \"stored\": \"%s\", \"format\": \"%s\", \"tensors\": %llu, \"parameters\": %llu, "
-                               "\"stored_bytes\": %llu, \"packed_bytes\": %llu}",
-                          i ? ", " : "", r->group, r->stored, r->format, (unsigned long long)r->tensors,
-                          (unsigned long long)r->parameters, (unsigned long long)r->stored_bytes,
-                          (unsigned long long)r->packed_bytes);
+        pot_buffer_format(
+            out,
+            "%s{\"role\": \"%s\", \"stored\": \"%s\", \"format\": \"%s\", \"tensors\": %llu, \"parameters\": %llu, "
+            "\"stored_bytes\": %llu, \"packed_bytes\": %llu}",
+            i ? ", " : "", r->group, r->stored, r->format, (unsigned long long)r->tensors,
+            (unsigned long long)r->parameters, (unsigned long long)r->stored_bytes,
+            (unsigned long long)r->packed_bytes);
     }
-    pot_buffer_format(out, "], \"tensors\": %llu, \"parameters\": %llu, \"stored_bytes\": %llu, \"packed_bytes\": %llu, ",
+    pot_buffer_format(out,
+                      "], \"tensors\": %llu, \"parameters\": %llu, \"stored_bytes\": %llu, \"packed_bytes\": %llu, ",
                       (unsigned long long)in->total.tensors, (unsigned long long)in->total.parameters,
                       (unsigned long long)in->total.stored_bytes, (unsigned long long)in->total.packed_bytes);
-    pot_buffer_format(out, "\"ctx\": %u, \"coordinator_bytes\": %llu, \"experts_bytes\": %llu, \"kv_bytes\": %llu}\n", in->ctx_tokens,
-                      (unsigned long long)in->coordinator_bytes, (unsigned long long)in->experts_bytes,
+    pot_buffer_format(out, "\"ctx\": %u, \"coordinator_bytes\": %llu, \"experts_bytes\": %llu, \"kv_bytes\": %llu}\n",
+                      in->ctx_tokens, (unsigned long long)in->coordinator_bytes, (unsigned long long)in->experts_bytes,
                       (unsigned long long)in->kv_bytes);
 }
 

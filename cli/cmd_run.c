@@ -33,9 +33,10 @@ static pot_status apply_template(pot_buffer *prompt, const pot_cli *cli, pot_err
     if (!status) status = pot_tools_read(&tools, settings->tools, err);
     if (status) return status;
     json_t *messages = json_array();
-    if (settings->system) json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", settings->system));
-    json_array_append_new(messages, json_pack("{s:s,s:s%}", "role", "user", "content", prompt->data ? prompt->data : "",
-                                              prompt->bytes));
+    if (settings->system)
+        json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "system", "content", settings->system));
+    json_array_append_new(
+        messages, json_pack("{s:s,s:s%}", "role", "user", "content", prompt->data ? prompt->data : "", prompt->bytes));
     json_t *request = json_pack("{s:o,s:b}", "messages", messages, "enable_thinking", settings->think);
     if (tools) json_object_set_new(request, "tools", tools);
     pot_buffer rendered = {0};
@@ -89,11 +90,17 @@ static pot_status print_end(printer *p, pot_err *err) {
     return status;
 }
 
-static void report(const pot_session *session, const pot_settings *settings, const pot_generation *g, size_t prompt_tokens) {
-    pot_summary summary = {.cluster = &session->cluster, .prefill = &session->prefill, .decode = &session->decode,
-                           .prompt_tokens = (uint32_t)prompt_tokens, .generated_tokens = g->tokens,
-                           .ctx_tokens = session->ctx_tokens, .stopped_by = pot_stop_reason_name(g->reason),
-                           .sampled = session->sampling.temperature > 0, .seed = session->sampling.seed};
+static void report(const pot_session *session, const pot_settings *settings, const pot_generation *g,
+                   size_t prompt_tokens) {
+    pot_summary summary = {.cluster = &session->cluster,
+                           .prefill = &session->prefill,
+                           .decode = &session->decode,
+                           .prompt_tokens = (uint32_t)prompt_tokens,
+                           .generated_tokens = g->tokens,
+                           .ctx_tokens = session->ctx_tokens,
+                           .stopped_by = pot_stop_reason_name(g->reason),
+                           .sampled = session->sampling.temperature > 0,
+                           .seed = session->sampling.seed};
     if (settings->quiet) return;
     pot_buffer text = {0};
     if (settings->json) {
@@ -105,11 +112,13 @@ static void report(const pot_session *session, const pot_settings *settings, con
     pot_buffer_free(&text);
 }
 
-static pot_status answer(pot_session *session, const pot_cli *cli, const pot_tokenizer *tokenizer, const pot_tokens *prompt,
-                         pot_err *err) {
+static pot_status answer(pot_session *session, const pot_cli *cli, const pot_tokenizer *tokenizer,
+                         const pot_tokens *prompt, pot_err *err) {
     printer print = {.out = cli->out, .tokenizer = tokenizer};
-    pot_generation generation = {.max_tokens = cli->settings->n_predict, .ignore_eos = cli->settings->ignore_eos,
-                                 .context = &print, .token = print_token};
+    pot_generation generation = {.max_tokens = cli->settings->n_predict,
+                                 .ignore_eos = cli->settings->ignore_eos,
+                                 .context = &print,
+                                 .token = print_token};
     pot_status status = pot_session_prompt(session, prompt, err);
     if (!status) status = pot_session_generate(session, &generation, err);
     pot_err late = {0};

@@ -18,16 +18,19 @@ static pot_status parse_line(json_t **out, const char *line, size_t bytes, size_
 
 /* ---- tokenize ----------------------------------------------------------------------------------------------------- */
 
-static void print_ids(pot_buffer *out, const pot_tokens *tokens, const char *begin, const char *between, const char *end) {
+static void print_ids(pot_buffer *out, const pot_tokens *tokens, const char *begin, const char *between,
+                      const char *end) {
     pot_buffer_text(out, begin);
     for (size_t i = 0; i < tokens->n; i++) pot_buffer_format(out, "%s%d", i ? between : "", tokens->ids[i]);
     pot_buffer_text(out, end);
 }
 
-static pot_status encode_json(pot_buffer *out, const pot_tokenizer *tokenizer, const json_t *value, size_t number, pot_err *err) {
+static pot_status encode_json(pot_buffer *out, const pot_tokenizer *tokenizer, const json_t *value, size_t number,
+                              pot_err *err) {
     if (!json_is_string(value)) return pot_fail(err, POT_FORMAT, "line %zu: expected a JSON string", number);
     pot_tokens tokens = {0};
-    pot_status status = pot_tokenizer_encode(&tokens, tokenizer, json_string_value(value), json_string_length(value), err);
+    pot_status status =
+        pot_tokenizer_encode(&tokens, tokenizer, json_string_value(value), json_string_length(value), err);
     if (!status) print_ids(out, &tokens, "[", ", ", "]\n");
     pot_tokens_free(&tokens);
     return status;
@@ -35,10 +38,12 @@ static pot_status encode_json(pot_buffer *out, const pot_tokenizer *tokenizer, c
 
 static pot_status check_id(int64_t id, const pot_tokenizer *tokenizer, pot_err *err) {
     if (id >= 0 && id < pot_tokenizer_size(tokenizer)) return POT_OK;
-    return pot_fail(err, POT_LIMIT, "token %lld is not between 0 and %u", (long long)id, pot_tokenizer_size(tokenizer) - 1);
+    return pot_fail(err, POT_LIMIT, "token %lld is not between 0 and %u", (long long)id,
+                    pot_tokenizer_size(tokenizer) - 1);
 }
 
-static pot_status decode_json(pot_buffer *out, const pot_tokenizer *tokenizer, const json_t *value, size_t number, pot_err *err) {
+static pot_status decode_json(pot_buffer *out, const pot_tokenizer *tokenizer, const json_t *value, size_t number,
+                              pot_err *err) {
     if (!json_is_array(value)) return pot_fail(err, POT_FORMAT, "line %zu: expected a JSON list of token ids", number);
     pot_tokens tokens = {0};
     pot_buffer text = {0};
@@ -62,7 +67,8 @@ static pot_status decode_json(pot_buffer *out, const pot_tokenizer *tokenizer, c
 }
 
 /* All of the input is one text, or with --decode ids between blanks. */
-static pot_status whole_input(pot_buffer *out, const pot_tokenizer *tokenizer, const pot_buffer *in, bool decode, pot_err *err) {
+static pot_status whole_input(pot_buffer *out, const pot_tokenizer *tokenizer, const pot_buffer *in, bool decode,
+                              pot_err *err) {
     pot_tokens tokens = {0};
     pot_status status = POT_OK;
     if (!decode) {
@@ -76,7 +82,8 @@ static pot_status whole_input(pot_buffer *out, const pot_tokenizer *tokenizer, c
             char *end;
             long long id = strtoll(at, &end, 10);
             if (end == at) {
-                status = pot_fail(err, POT_FORMAT, "expected token ids, found `%.*s`", (int)strcspn(at, " \t\r\n,"), at);
+                status =
+                    pot_fail(err, POT_FORMAT, "expected token ids, found `%.*s`", (int)strcspn(at, " \t\r\n,"), at);
             } else {
                 status = check_id(id, tokenizer, err);
             }
@@ -97,7 +104,8 @@ pot_status pot_template_choose(pot_chat_template *out, const pot_cli *cli, pot_e
 }
 
 /* `value` is a request, or a whole case of chat_vectors.json: {"template": NAME, "input": REQUEST}. */
-static pot_status render_json(pot_buffer *out, pot_chat_template model_s, const json_t *value, bool quote, pot_err *err) {
+static pot_status render_json(pot_buffer *out, pot_chat_template model_s, const json_t *value, bool quote,
+                              pot_err *err) {
     pot_chat_template which = model_s;
     const json_t *input = json_object_get(value, "input");
     const char *name = json_string_value(json_object_get(value, "template"));
@@ -124,7 +132,8 @@ typedef struct converter {
     pot_chat_template which;
 } converter;
 
-static pot_status convert_line(pot_buffer *out, const converter *c, const char *line, size_t bytes, size_t number, pot_err *err) {
+static pot_status convert_line(pot_buffer *out, const converter *c, const char *line, size_t bytes, size_t number,
+                               pot_err *err) {
     json_t *value = NULL;
     pot_status status = parse_line(&value, line, bytes, number, err);
     if (status) return status;

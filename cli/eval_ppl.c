@@ -55,7 +55,8 @@ typedef struct evaluation {
 static pot_status side_open(side *s, uint32_t window, pot_err *err) {
     const pot_config *config = pot_model_config(s->cluster.model);
     if (window > config->max_positions) {
-        return pot_fail(err, POT_LIMIT, "--window %u is more than the model's %u positions", window, config->max_positions);
+        return pot_fail(err, POT_LIMIT, "--window %u is more than the model's %u positions", window,
+                        config->max_positions);
     }
     s->logits = pot_alloc_array((size_t)BLOCK * config->vocab, sizeof(float));
     if (!s->logits) return pot_fail(err, POT_NO_MEMORY, "no memory for the logits");
@@ -101,7 +102,8 @@ static pot_status window_score(evaluation *e, const int32_t *ids, uint32_t n, po
         if (!status && e->compare) status = side_step(&e->reference, ids, first, rows, predictions, err);
         if (status) return status;
         for (uint32_t i = 0; i < predictions; i++) {
-            const float *logits = e->tested.logits + (size_t)i * vocab, *truth = e->reference.logits + (size_t)i * vocab;
+            const float *logits = e->tested.logits + (size_t)i * vocab,
+                        *truth = e->reference.logits + (size_t)i * vocab;
             add(&e->tested.nll, -pot_log_softmax(logits, vocab, ids[first + i + 1]));
             if (!e->compare) continue;
             add(&e->reference.nll, -pot_log_softmax(truth, vocab, ids[first + i + 1]));
@@ -120,7 +122,8 @@ static pot_status score(evaluation *e, const pot_tokens *tokens, bool quiet, pot
     for (size_t at = 0; at + 1 < tokens->n && !status; at += e->window) {
         size_t n = tokens->n - at < e->window ? tokens->n - at : e->window;
         status = window_score(e, tokens->ids + at, (uint32_t)n, err);
-        if (!status && pot_stop_requested()) status = pot_fail(err, POT_CANCELLED, "stopped after %u windows", e->windows);
+        if (!status && pot_stop_requested())
+            status = pot_fail(err, POT_CANCELLED, "stopped after %u windows", e->windows);
         pot_progress_update(&progress, at + n);
     }
     pot_progress_end(&progress);
@@ -137,20 +140,24 @@ static void perplexity_text(pot_buffer *out, const char *name, const tally *nll)
 }
 
 static void print_text(pot_buffer *out, const evaluation *e) {
-    pot_buffer_format(out, "%llu tokens predicted in %u windows of %u\n", (unsigned long long)e->tested.nll.n, e->windows, e->window);
+    pot_buffer_format(out, "%llu tokens predicted in %u windows of %u\n", (unsigned long long)e->tested.nll.n,
+                      e->windows, e->window);
     perplexity_text(out, "model", &e->tested.nll);
     if (!e->compare) return;
     perplexity_text(out, "reference", &e->reference.nll);
-    pot_buffer_format(out, "difference  %+.3f%% perplexity\n", 100 * (exp(mean(&e->tested.nll) - mean(&e->reference.nll)) - 1));
-    pot_buffer_format(out, "divergence  %.6f +- %.6f nats (KL of the model from the reference, mean over tokens)\n", mean(&e->kl),
-                      standard_error(&e->kl));
-    pot_buffer_format(out, "agreement   %.3f%% of first choices are equal\n", 100 * (double)e->agreed / (double)e->kl.n);
+    pot_buffer_format(out, "difference  %+.3f%% perplexity\n",
+                      100 * (exp(mean(&e->tested.nll) - mean(&e->reference.nll)) - 1));
+    pot_buffer_format(out, "divergence  %.6f +- %.6f nats (KL of the model from the reference, mean over tokens)\n",
+                      mean(&e->kl), standard_error(&e->kl));
+    pot_buffer_format(out, "agreement   %.3f%% of first choices are equal\n",
+                      100 * (double)e->agreed / (double)e->kl.n);
 }
 
 static void perplexity_json(pot_buffer *out, const char *prefix, const tally *nll) {
     double perplexity = exp(mean(nll));
-    pot_buffer_format(out, ", \"%snll\": %.9f, \"%snll_error\": %.9f, \"%sperplexity\": %.9f, \"%sperplexity_error\": %.9f", prefix,
-                      mean(nll), prefix, standard_error(nll), prefix, perplexity, prefix, perplexity * standard_error(nll));
+    pot_buffer_format(
+        out, ", \"%snll\": %.9f, \"%snll_error\": %.9f, \"%sperplexity\": %.9f, \"%sperplexity_error\": %.9f", prefix,
+        mean(nll), prefix, standard_error(nll), prefix, perplexity, prefix, perplexity * standard_error(nll));
 }
 
 static void print_json(pot_buffer *out, const evaluation *e) {
@@ -159,8 +166,8 @@ static void print_json(pot_buffer *out, const evaluation *e) {
     perplexity_json(out, "", &e->tested.nll);
     if (e->compare) {
         perplexity_json(out, "reference_", &e->reference.nll);
-        pot_buffer_format(out, ", \"kl\": %.9f, \"kl_error\": %.9f, \"top1_agreement\": %.9f", mean(&e->kl), standard_error(&e->kl),
-                          (double)e->agreed / (double)e->kl.n);
+        pot_buffer_format(out, ", \"kl\": %.9f, \"kl_error\": %.9f, \"top1_agreement\": %.9f", mean(&e->kl),
+                          standard_error(&e->kl), (double)e->agreed / (double)e->kl.n);
     }
     pot_buffer_text(out, "}\n");
 }
@@ -173,7 +180,8 @@ static pot_status read_tokens(pot_tokens *out, const pot_cli *cli, pot_err *err)
     pot_status status = pot_tokenizer_open(&tokenizer, cli->arguments[0], err);
     if (!status) status = pot_file_read(&text, cli->arguments[1], MAX_TEXT_BYTES, err);
     if (!status) status = pot_tokenizer_encode(out, tokenizer, text.data ? text.data : "", text.bytes, err);
-    if (!status && cli->settings->tokens > 0 && (size_t)cli->settings->tokens < out->n) out->n = (size_t)cli->settings->tokens;
+    if (!status && cli->settings->tokens > 0 && (size_t)cli->settings->tokens < out->n)
+        out->n = (size_t)cli->settings->tokens;
     if (!status && out->n < 2) {
         status = pot_fail(err, POT_LIMIT, "%s has %zu tokens; at least two are needed", cli->arguments[1], out->n);
     }

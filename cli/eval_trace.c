@@ -25,10 +25,10 @@ typedef struct trace {
     const pot_config *config;
     uint32_t n, batch, given; /* tokens, sequences, which one is reported */
     uint32_t greedy;
-    int32_t *ids;             /* [n] of the given sequence */
-    pot_sequence **sequences; /* [batch] */
-    int32_t *current;         /* [batch] the latest choice of each */
-    pot_row *rows;            /* [batch * n] */
+    int32_t *ids;               /* [n] of the given sequence */
+    pot_sequence **sequences;   /* [batch] */
+    int32_t *current;           /* [batch] the latest choice of each */
+    pot_row *rows;              /* [batch * n] */
     float *hidden, *all_logits; /* [batch * n][hidden] normed; [batch - 1 + n][vocab] */
     float *drafts, *draft_logits, *step_logits;
     /* What goes into the file. */
@@ -63,15 +63,16 @@ static pot_status read_input(trace *t, pot_err *err) {
     } else if (ids->dtype != POT_DTYPE_I32 && ids->dtype != POT_DTYPE_I64) {
         status = pot_fail(err, POT_FORMAT, "%s: input_ids is %s, need I32 or I64", path, pot_dtype_name(ids->dtype));
     } else if (!count || count > INT32_MAX / t->batch) {
-        status = pot_fail(err, POT_FORMAT, "%s: input_ids has %llu tokens, need 1 to %d", path, (unsigned long long)count,
-                          INT32_MAX / (int)t->batch);
+        status = pot_fail(err, POT_FORMAT, "%s: input_ids has %llu tokens, need 1 to %d", path,
+                          (unsigned long long)count, INT32_MAX / (int)t->batch);
     } else if (!(t->ids = pot_alloc_array(count, sizeof *t->ids))) {
         status = pot_fail(err, POT_NO_MEMORY, "no memory for %llu tokens", (unsigned long long)count);
     }
     for (uint64_t i = 0; !status && i < count; i++) {
         int64_t id = read_id(ids, i);
         if (id < 0 || id > INT32_MAX) {
-            status = pot_fail(err, POT_FORMAT, "%s: input_ids[%llu] is %lld", path, (unsigned long long)i, (long long)id);
+            status =
+                pot_fail(err, POT_FORMAT, "%s: input_ids[%llu] is %lld", path, (unsigned long long)i, (long long)id);
         } else {
             t->ids[i] = (int32_t)id;
         }
@@ -83,8 +84,8 @@ static pot_status read_input(trace *t, pot_err *err) {
 
 /* ---- what goes into the file -------------------------------------------------------------------------------------- */
 
-static void output(trace *t, const char *kind, int layer, pot_dtype dtype, uint32_t rank, uint64_t rows, uint64_t columns,
-                   const void *data) {
+static void output(trace *t, const char *kind, int layer, pot_dtype dtype, uint32_t rank, uint64_t rows,
+                   uint64_t columns, const void *data) {
     POT_ASSERT(t->n_outputs < MAX_OUTPUTS);
     char *name = t->names[t->n_outputs];
     if (layer < 0) {
@@ -129,11 +130,12 @@ static pot_status prepare(trace *t, pot_err *err) {
         short_of_memory |= !(t->drafts = pot_alloc_array(rows * c->hidden, sizeof(float)));
         short_of_memory |= !(t->draft_logits = pot_alloc_array(rows * c->vocab, sizeof(float)));
     }
-    if (short_of_memory) return pot_fail(err, POT_NO_MEMORY, "no memory to trace %u tokens in a batch of %u", t->n, t->batch);
+    if (short_of_memory)
+        return pot_fail(err, POT_NO_MEMORY, "no memory to trace %u tokens in a batch of %u", t->n, t->batch);
     uint64_t positions = (uint64_t)t->n + t->greedy;
     if (positions > c->max_positions) {
-        return pot_fail(err, POT_LIMIT, "%u tokens and --greedy %u are more than the model's %u positions", t->n, t->greedy,
-                        c->max_positions);
+        return pot_fail(err, POT_LIMIT, "%u tokens and --greedy %u are more than the model's %u positions", t->n,
+                        t->greedy, c->max_positions);
     }
     pot_status status = POT_OK;
     for (uint32_t b = 0; b < t->batch && !status; b++) {
@@ -154,7 +156,8 @@ static bool place(const trace *t, uint32_t row, size_t *out) {
 static void see_hidden(void *context, uint32_t layer, uint32_t row, const float *x) {
     trace *t = context;
     size_t at;
-    if (place(t, row, &at)) memcpy(t->layer_hidden[layer] + at * t->config->hidden, x, t->config->hidden * sizeof(float));
+    if (place(t, row, &at))
+        memcpy(t->layer_hidden[layer] + at * t->config->hidden, x, t->config->hidden * sizeof(float));
 }
 
 static void see_selected(void *context, uint32_t layer, uint32_t row, const uint32_t *positions, uint32_t n) {
@@ -164,7 +167,8 @@ static void see_selected(void *context, uint32_t layer, uint32_t row, const uint
     for (uint32_t i = 0; i < n; i++) t->layer_selected[layer][at * t->n + (positions ? positions[i] : i)] = 1;
 }
 
-static void see_experts(void *context, uint32_t layer, uint32_t row, const uint32_t *ids, const float *weights, uint32_t k) {
+static void see_experts(void *context, uint32_t layer, uint32_t row, const uint32_t *ids, const float *weights,
+                        uint32_t k) {
     trace *t = context;
     size_t at;
     if (!place(t, row, &at) || !t->layer_experts[layer]) return;
@@ -199,8 +203,8 @@ static pot_status prefill(trace *t, const pot_probe *probe, pot_err *err) {
         for (uint32_t p = b == t->given ? 0 : t->n - 1; p < t->n; p++) wanted[n++] = b * t->n + p;
     }
     fill_rows(t, 0);
-    pot_status status = pot_engine_forward(t->cluster.engine, t->rows, t->batch * t->n, t->hidden, t->all_logits, wanted, n_logits,
-                                           probe, err);
+    pot_status status = pot_engine_forward(t->cluster.engine, t->rows, t->batch * t->n, t->hidden, t->all_logits,
+                                           wanted, n_logits, probe, err);
     pot_free(wanted);
     if (status) return status;
     for (uint32_t b = 0; b < t->batch; b++) {
@@ -216,8 +220,8 @@ static pot_status drafts(trace *t, const pot_probe *probe, pot_err *err) {
     const pot_config *c = t->config;
     if (!c->n_mtp) return POT_OK;
     fill_rows(t, 1);
-    pot_status status = pot_engine_draft(t->cluster.engine, t->rows, t->hidden, t->batch * t->n, t->drafts, t->draft_logits, probe,
-                                         err);
+    pot_status status = pot_engine_draft(t->cluster.engine, t->rows, t->hidden, t->batch * t->n, t->drafts,
+                                         t->draft_logits, probe, err);
     if (status) return status;
     int32_t *next = pot_alloc_array(t->n, sizeof *next);
     if (!next) return pot_fail(err, POT_NO_MEMORY, "no memory for the drafts");
@@ -250,7 +254,8 @@ static pot_status decode(trace *t, pot_err *err) {
             t->rows[b] = (pot_row){t->sequences[b], t->n + step, t->current[b]};
             wanted[b] = b;
         }
-        status = pot_engine_forward(t->cluster.engine, t->rows, t->batch, NULL, t->step_logits, wanted, t->batch, NULL, err);
+        status =
+            pot_engine_forward(t->cluster.engine, t->rows, t->batch, NULL, t->step_logits, wanted, t->batch, NULL, err);
         if (!status && pot_stop_requested()) status = pot_fail(err, POT_CANCELLED, "stopped after %u tokens", step + 1);
         if (status) break;
         for (uint32_t b = 0; b < t->batch; b++) t->current[b] = pot_argmax(t->step_logits + (size_t)b * vocab, vocab);

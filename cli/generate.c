@@ -23,9 +23,11 @@ enum { PROMPT_BLOCK = 512, MAX_TOOLS_BYTES = 16 * 1024 * 1024 };
 /* ---- opening ------------------------------------------------------------------------------------------------------ */
 
 /* What ends an answer: the config's ids, and the added tokens that begin somebody else's turn. */
-static pot_status find_stops(pot_session *session, const pot_config *config, const pot_tokenizer *tokenizer, pot_err *err) {
+static pot_status find_stops(pot_session *session, const pot_config *config, const pot_tokenizer *tokenizer,
+                             pot_err *err) {
     pot_status status = POT_OK;
-    for (uint32_t i = 0; i < config->n_eos && !status; i++) status = pot_tokens_push(&session->stops, config->eos[i], err);
+    for (uint32_t i = 0; i < config->n_eos && !status; i++)
+        status = pot_tokens_push(&session->stops, config->eos[i], err);
     static const char *const names[] = {"<|endoftext|>", "<|user|>", "<|observation|>"};
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !status; i++) {
         int32_t id = pot_tokenizer_added(tokenizer, names[i]);
@@ -35,7 +37,8 @@ static pot_status find_stops(pot_session *session, const pot_config *config, con
 }
 
 /* Flags over the model's own defaults; without --seed one is drawn and later printed, so that a run can be repeated. */
-static pot_status choose_sampling(pot_sampling *out, const pot_settings *settings, const pot_config *config, pot_err *err) {
+static pot_status choose_sampling(pot_sampling *out, const pot_settings *settings, const pot_config *config,
+                                  pot_err *err) {
     out->temperature = isnan(settings->temperature) ? config->temperature : (float)settings->temperature;
     out->top_p = isnan(settings->top_p) ? config->top_p : (float)settings->top_p;
     out->min_p = isnan(settings->min_p) ? 0 : (float)settings->min_p;
@@ -51,16 +54,18 @@ static pot_status choose_sampling(pot_sampling *out, const pot_settings *setting
     return POT_OK;
 }
 
-pot_status pot_session_open(pot_session *session, const pot_settings *settings, const char *model, const pot_tokenizer *tokenizer,
-                            pot_err *err) {
+pot_status pot_session_open(pot_session *session, const pot_settings *settings, const char *model,
+                            const pot_tokenizer *tokenizer, pot_err *err) {
     *session = (pot_session){.quiet = settings->quiet};
     pot_status status = pot_cluster_start(&session->cluster, settings, model, err);
     if (status || !session->cluster.engine) return status;
     const pot_config *config = pot_model_config(session->cluster.model);
-    session->ctx_tokens = (uint64_t)settings->ctx < config->max_positions ? (uint32_t)settings->ctx : config->max_positions;
+    session->ctx_tokens =
+        (uint64_t)settings->ctx < config->max_positions ? (uint32_t)settings->ctx : config->max_positions;
     status = choose_sampling(&session->sampling, settings, config, err);
     if (!status) status = find_stops(session, config, tokenizer, err);
-    if (!status) status = pot_sequence_create(&session->sequence, config, session->cluster.kv, session->ctx_tokens, err);
+    if (!status)
+        status = pot_sequence_create(&session->sequence, config, session->cluster.kv, session->ctx_tokens, err);
     if (!status) {
         session->logits = pot_alloc_array(config->vocab, sizeof(float));
         session->scratch = pot_alloc_array(config->vocab, 2 * sizeof(float));
@@ -89,7 +94,8 @@ static pot_status feed(pot_session *session, const int32_t *ids, uint32_t n, pot
     pot_status status = POT_OK;
     for (uint32_t i = 0; i < n; i++) rows[i] = (pot_row){session->sequence, first + i, ids[i]};
     for (uint32_t i = 0; i < n && !status; i++) status = pot_tokens_push(&session->held, ids[i], err);
-    if (!status) status = pot_engine_forward(session->cluster.engine, rows, n, NULL, session->logits, &last, 1, NULL, err);
+    if (!status)
+        status = pot_engine_forward(session->cluster.engine, rows, n, NULL, session->logits, &last, 1, NULL, err);
     if (status) session->held.n = first; /* as the engine leaves the sequence */
     return status;
 }
@@ -97,8 +103,9 @@ static pot_status feed(pot_session *session, const int32_t *ids, uint32_t n, pot
 pot_status pot_session_prompt(pot_session *session, const pot_tokens *tokens, pot_err *err) {
     if (!tokens->n) return pot_fail(err, POT_USAGE, "the prompt is empty");
     if (tokens->n > session->ctx_tokens) {
-        return pot_fail(err, POT_LIMIT, "the prompt has %zu tokens, the context %u (--ctx, at most what the model allows)",
-                        tokens->n, session->ctx_tokens);
+        return pot_fail(err, POT_LIMIT,
+                        "the prompt has %zu tokens, the context %u (--ctx, at most what the model allows)", tokens->n,
+                        session->ctx_tokens);
     }
     size_t common = 0;
     while (common < tokens->n && common < session->held.n && tokens->ids[common] == session->held.ids[common]) common++;
@@ -146,7 +153,8 @@ pot_status pot_session_generate(pot_session *session, pot_generation *g, pot_err
         pot_span_begin(&mark, &session->cluster);
         int32_t id;
         bool more = true;
-        pot_status status = pot_sample(&id, session->logits, vocab, &session->sampling, session->held.n, session->scratch, err);
+        pot_status status =
+            pot_sample(&id, session->logits, vocab, &session->sampling, session->held.n, session->scratch, err);
         if (status) return status;
         if (!g->ignore_eos && is_stop(session, id)) {
             g->reason = POT_STOP_EOS;

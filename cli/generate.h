@@ -13,10 +13,10 @@
 typedef struct pot_session {
     pot_cluster cluster;
     pot_sequence *sequence;
-    pot_tokens held;      /* the tokens whose keys are in the sequence */
-    float *logits;        /* [vocab], after the last token of `held` */
-    float *scratch;       /* [2 * vocab] */
-    pot_tokens stops;     /* ids that end an answer */
+    pot_tokens held;  /* the tokens whose keys are in the sequence */
+    float *logits;    /* [vocab], after the last token of `held` */
+    float *scratch;   /* [2 * vocab] */
+    pot_tokens stops; /* ids that end an answer */
     pot_sampling sampling;
     pot_span prefill, decode;
     uint32_t ctx_tokens;
@@ -24,15 +24,21 @@ typedef struct pot_session {
 } pot_session; /* all zero = closed */
 
 /* Starts the cluster.  On a rank above 0 it returns when the work is over, with session->cluster.engine NULL. */
-pot_status pot_session_open(pot_session *session, const pot_settings *settings, const char *model, const pot_tokenizer *tokenizer,
-                            pot_err *err);
+pot_status pot_session_open(pot_session *session, const pot_settings *settings, const char *model,
+                            const pot_tokenizer *tokenizer, pot_err *err);
 void pot_session_close(pot_session *session);
 
 /* Makes the sequence hold exactly these tokens: what it shares with them from the start is kept, the rest is computed.
  * LIMIT when they are more than the context; nothing is ever cut. */
 pot_status pot_session_prompt(pot_session *session, const pot_tokens *tokens, pot_err *err);
 
-typedef enum pot_stop_reason { POT_STOP_EOS, POT_STOP_LENGTH, POT_STOP_CONTEXT, POT_STOP_SIGNAL, POT_STOP_READER } pot_stop_reason;
+typedef enum pot_stop_reason {
+    POT_STOP_EOS,
+    POT_STOP_LENGTH,
+    POT_STOP_CONTEXT,
+    POT_STOP_SIGNAL,
+    POT_STOP_READER
+} pot_stop_reason;
 const char *pot_stop_reason_name(pot_stop_reason reason);
 
 typedef struct pot_generation {

@@ -97,6 +97,4 @@ pot_status pot_lines_rest(pot_lines *lines, pot_buffer *all, pot_err *err) {
     return POT_OK;
 }
 
-void pot_lines_close(pot_lines *lines) {
-    pot_buffer_free(&lines->pending);
-}
+void pot_lines_close(pot_lines *lines) { pot_buffer_free(&lines->pending); }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "common/file.h"
@@ -13,11 +14,9 @@
 #include "common/system.h"
 #include "coordinator/cluster.h"
 
-extern char **environ;
-
 typedef struct pot_command {
-    const char *name;      /* one or two words */
-    unsigned bit;          /* whose flags it takes */
+    const char *name; /* one or two words */
+    unsigned bit;     /* whose flags it takes */
     pot_status (*function)(const pot_cli *cli, pot_err *err);
     const char *arguments; /* "MODEL TEXT": one word an argument, all needed */
     bool every_rank;       /* works on all ranks of a launch, not on rank 0 alone */
@@ -27,12 +26,16 @@ typedef struct pot_command {
 static const pot_command commands[] = {
     {"run", POT_CMD_RUN, pot_cmd_run, "MODEL", true, "continue a text, or answer a prompt with --chat"},
     {"chat", POT_CMD_CHAT, pot_cmd_chat, "MODEL", true, "talk with the model, turn by turn"},
-    {"worker", POT_CMD_WORKER, pot_cmd_worker, "", true, "hold experts for the coordinator (ranks above 0 of an mpirun)"},
-    {"eval ppl", POT_CMD_EVAL, pot_cmd_eval_ppl, "MODEL TEXT", true, "perplexity of a text, and the distance to --against reference"},
-    {"eval trace", POT_CMD_EVAL, pot_cmd_eval_trace, "MODEL", true, "every number the model computes for --input, into --out"},
+    {"worker", POT_CMD_WORKER, pot_cmd_worker, "", true,
+     "hold experts for the coordinator (ranks above 0 of an mpirun)"},
+    {"eval ppl", POT_CMD_EVAL, pot_cmd_eval_ppl, "MODEL TEXT", true,
+     "perplexity of a text, and the distance to --against reference"},
+    {"eval trace", POT_CMD_EVAL, pot_cmd_eval_trace, "MODEL", true,
+     "every number the model computes for --input, into --out"},
     {"tokenize", POT_CMD_TOOLS, pot_cmd_tokenize, "MODEL", false, "text to token ids, or back with --decode"},
     {"template", POT_CMD_TOOLS, pot_cmd_template, "MODEL", false, "messages to the prompt that the model sees"},
-    {"inspect", POT_CMD_TOOLS, pot_cmd_inspect, "MODEL", false, "what a model directory holds, and the memory it needs"},
+    {"inspect", POT_CMD_TOOLS, pot_cmd_inspect, "MODEL", false,
+     "what a model directory holds, and the memory it needs"},
     {"config show", POT_CMD_ALL, pot_cmd_config_show, "", false, "every option, its value and where it came from"},
     {"config options", POT_CMD_TOOLS, pot_cmd_config_options, "", false, "every option as Markdown (docs/options.md)"},
     {"version", POT_CMD_TOOLS, pot_cmd_version, "", false, "version, kernels, transports and compiler"},
@@ -82,15 +85,18 @@ static pot_status find_command(const pot_command **out, int *words, int argc, ch
 /* ---- help --------------------------------------------------------------------------------------------------------- */
 
 static void overview(pot_buffer *out) {
-    pot_buffer_text(out, "potluck " POT_VERSION ": GLM-5 mixture-of-experts models on the machines that you have\n\n"
-                         "usage: potluck COMMAND [arguments] [options]\n"
-                         "       mpirun -n 4 potluck COMMAND ...    rank 0 coordinates, every rank holds a share of the experts\n\n");
+    pot_buffer_text(
+        out,
+        "potluck " POT_VERSION ": GLM-5 mixture-of-experts models on the machines that you have\n\n"
+        "usage: potluck COMMAND [arguments] [options]\n"
+        "       mpirun -n 4 potluck COMMAND ...    rank 0 coordinates, every rank holds a share of the experts\n\n");
     for (int i = 0; i < N_COMMANDS; i++) {
         char synopsis[64];
         snprintf(synopsis, sizeof synopsis, "%s %s", commands[i].name, commands[i].arguments);
         pot_buffer_format(out, "  %-22s %s\n", synopsis, commands[i].help);
     }
-    pot_buffer_text(out, "\n`potluck COMMAND --help` lists the options of one command, `potluck config show` their values.\n");
+    pot_buffer_text(
+        out, "\n`potluck COMMAND --help` lists the options of one command, `potluck config show` their values.\n");
 }
 
 static void command_help(pot_buffer *out, const pot_command *command, const pot_options *options) {
@@ -133,18 +139,20 @@ static pot_status read_sources(pot_options *options, const char *config, pot_err
     const char *home = getenv("HOME");
     if (!status && home && *home) {
         char *path = pot_path_join(home, ".config/potluck/potluck.conf");
-        status = path ? read_file_if_there(options, path, err) : pot_fail(err, POT_NO_MEMORY, "not enough memory for options");
+        status = path ? read_file_if_there(options, path, err)
+                      : pot_fail(err, POT_NO_MEMORY, "not enough memory for options");
         pot_free(path);
     }
     if (status) return status;
     return config ? pot_options_file(options, config, err) : read_file_if_there(options, "potluck.conf", err);
 }
 
-static pot_status read_flags(pot_options *options, const pot_command *command, int argc, char **argv, pot_cli *cli, pot_err *err) {
+static pot_status read_flags(pot_options *options, const pot_command *command, int argc, char **argv, pot_cli *cli,
+                             pot_err *err) {
     pot_status status = pot_options_environment(options, (const char *const *)environ, err);
     if (status) return status;
-    status = pot_options_arguments(options, argc, argv, command->bit, cli->arguments, POT_CLI_MAX_ARGUMENTS, &cli->n_arguments,
-                                   err);
+    status = pot_options_arguments(options, argc, argv, command->bit, cli->arguments, POT_CLI_MAX_ARGUMENTS,
+                                   &cli->n_arguments, err);
     return status ? pot_at(err, "%s", command->name) : POT_OK;
 }
 
@@ -216,7 +224,16 @@ static pot_status dispatch(int argc, char **argv, pot_cli *cli, pot_err *err) {
     return run_command(command, argc - words, argv + words, cli, err);
 }
 
+/* Compute threads that wait must sleep, not spin: with other work on the cores (other ranks, too) OpenMP's default decodes 20 times
+ * slower (docs/cluster.md, "Sleeping and waking").  The runtime reads this variable before main() begins, hence a fresh start. */
+static void let_threads_sleep(char **argv) {
+    if (getenv("OMP_WAIT_POLICY")) return; /* set by the user, or by us */
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv) {
+    let_threads_sleep(argv);
     pot_err err = {0};
     pot_out out = {0};
     pot_cli cli = {.out = &out};

@@ -13,8 +13,12 @@
 void pot_span_begin(pot_span *mark, const pot_cluster *cluster) {
     const pot_engine_stats *engine = pot_engine_get_stats(cluster->engine);
     const pot_moe_stats *moe = pot_moe_get_stats(cluster->moe);
-    *mark = (pot_span){.wall_us = pot_now_us(), .attention_us = engine->attention_us, .router_us = engine->router_us,
-                       .head_us = engine->head_us, .wire_us = moe->wire_us, .wait_us = moe->wait_us,
+    *mark = (pot_span){.wall_us = pot_now_us(),
+                       .attention_us = engine->attention_us,
+                       .router_us = engine->router_us,
+                       .head_us = engine->head_us,
+                       .wire_us = moe->wire_us,
+                       .wait_us = moe->wait_us,
                        .experts_us = moe->experts_us};
 }
 
@@ -45,7 +49,8 @@ static void span_line(pot_buffer *out, const char *name, const pot_span *span) {
                       (double)span->wall_us / 1e6, pot_span_tokens_per_s(span));
 }
 
-static void phase_line(pot_buffer *out, const char *name, const pot_summary *s, uint64_t prefill_us, uint64_t decode_us) {
+static void phase_line(pot_buffer *out, const char *name, const pot_summary *s, uint64_t prefill_us,
+                       uint64_t decode_us) {
     const uint64_t part[2] = {prefill_us, decode_us}, whole[2] = {s->prefill->wall_us, s->decode->wall_us};
     pot_buffer_format(out, "  %-10s", name);
     for (int i = 0; i < 2; i++) {
@@ -57,8 +62,8 @@ static void phase_line(pot_buffer *out, const char *name, const pot_summary *s, 
 
 void pot_summary_text(pot_buffer *out, const pot_summary *s) {
     uint32_t workers = pot_peers_count(s->cluster->peers);
-    pot_buffer_format(out, "\nloaded     in %.2f s, %u worker%s, context %u tokens\n", (double)s->cluster->load_us / 1e6, workers,
-                      workers == 1 ? "" : "s", s->ctx_tokens);
+    pot_buffer_format(out, "\nloaded     in %.2f s, %u worker%s, context %u tokens\n",
+                      (double)s->cluster->load_us / 1e6, workers, workers == 1 ? "" : "s", s->ctx_tokens);
     span_line(out, "prefill", s->prefill);
     span_line(out, "decode", s->decode);
     pot_buffer_format(out, "stopped by %s after %u tokens", s->stopped_by, s->generated_tokens);
@@ -67,24 +72,25 @@ void pot_summary_text(pot_buffer *out, const pot_summary *s) {
 #define X(name) phase_line(out, #name, s, s->prefill->name##_us, s->decode->name##_us);
     POT_PHASE_MAP(X)
 #undef X
-    pot_buffer_format(out, "\n  %-6s %-20s %-8s %9s %11s %11s %12s %11s\n", "worker", "host", "kernels", "rounds", "sent MiB",
-                      "back MiB", "compute ms", "holds MiB");
+    pot_buffer_format(out, "\n  %-6s %-20s %-8s %9s %11s %11s %12s %11s\n", "worker", "host", "kernels", "rounds",
+                      "sent MiB", "back MiB", "compute ms", "holds MiB");
     for (uint32_t w = 0; w < workers; w++) {
         const pot_peer_stats *p = pot_peers_stats(s->cluster->peers, w);
         pot_buffer_format(out, "  %-6u %-20.20s %-8.8s %9llu %11.2f %11.2f %12.1f %11.1f\n", w, p->host, p->kernels,
-                          (unsigned long long)p->rounds, (double)p->sent_bytes / 1048576, (double)p->received_bytes / 1048576,
-                          (double)p->compute_us / 1e3, (double)p->held_bytes / 1048576);
+                          (unsigned long long)p->rounds, (double)p->sent_bytes / 1048576,
+                          (double)p->received_bytes / 1048576, (double)p->compute_us / 1e3,
+                          (double)p->held_bytes / 1048576);
     }
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------------------------- */
 
 static void span_json(pot_buffer *out, const char *name, const pot_span *span) {
-    pot_buffer_format(out, "\"%s\": {\"tokens\": %llu, \"seconds\": %.6f, \"tokens_per_s\": %.3f, \"phase_us\": {", name,
-                      (unsigned long long)span->tokens, (double)span->wall_us / 1e6, pot_span_tokens_per_s(span));
+    pot_buffer_format(out, "\"%s\": {\"tokens\": %llu, \"seconds\": %.6f, \"tokens_per_s\": %.3f, \"phase_us\": {",
+                      name, (unsigned long long)span->tokens, (double)span->wall_us / 1e6, pot_span_tokens_per_s(span));
     const char *comma = "";
-#define X(phase)                                                                                           \
-    pot_buffer_format(out, "%s\"" #phase "\": %llu", comma, (unsigned long long)span->phase##_us);         \
+#define X(phase)                                                                                   \
+    pot_buffer_format(out, "%s\"" #phase "\": %llu", comma, (unsigned long long)span->phase##_us); \
     comma = ", ";
     POT_PHASE_MAP(X)
 #undef X
@@ -109,10 +115,12 @@ void pot_summary_json(pot_buffer *out, const pot_summary *s) {
         pot_json_quote(out, p->host, strlen(p->host));
         pot_buffer_text(out, ", \"kernels\": ");
         pot_json_quote(out, p->kernels, strlen(p->kernels));
-        pot_buffer_format(out, ", \"rounds\": %llu, \"sent_bytes\": %llu, \"received_bytes\": %llu, \"compute_us\": %llu, "
-                               "\"held_bytes\": %llu}",
-                          (unsigned long long)p->rounds, (unsigned long long)p->sent_bytes, (unsigned long long)p->received_bytes,
-                          (unsigned long long)p->compute_us, (unsigned long long)p->held_bytes);
+        pot_buffer_format(out,
+                          ", \"rounds\": %llu, \"sent_bytes\": %llu, \"received_bytes\": %llu, \"compute_us\": %llu, "
+                          "\"held_bytes\": %llu}",
+                          (unsigned long long)p->rounds, (unsigned long long)p->sent_bytes,
+                          (unsigned long long)p->received_bytes, (unsigned long long)p->compute_us,
+                          (unsigned long long)p->held_bytes);
     }
     pot_buffer_text(out, "]}\n");
 }

@@ -250,7 +250,8 @@ static pot_status per_head(pot_attention *a, float *y, uint32_t y_width, const p
     uint32_t heads = a->config->n_heads;
     pot_status s = pot_acts_fill(&a->head_acts, &a->compute, x, x_width, x_width, heads * n, pot_act_need(m->format), err);
     if (s != POT_OK) return s;
-#pragma omp parallel for schedule(static) num_threads(a->compute.threads) if (heads * n > 16)
+    const bool worth = pot_worth_threads(&a->compute, (uint64_t)heads * n * m->rows * m->cols);
+#pragma omp parallel for schedule(static) num_threads(a->compute.threads) if (worth)
     for (uint32_t h = 0; h < heads; h++) {
         pot_fp_strict();
         a->compute.kernels->matmul[m[h].format](y + (size_t)h * n * y_width, y_width, &m[h], 0, pot_tiles(m[h].rows),
@@ -348,7 +349,10 @@ static void attend_tile(pot_attention *a, uint32_t layer, const pot_row *rows, u
                         const pot_selection *selection) {
     const pot_config *c = a->config;
     uint32_t items = n * a->head_groups;
-#pragma omp parallel for schedule(dynamic) num_threads(a->compute.threads) if (items > 1)
+    uint64_t keys = 0;
+    for (uint32_t i = 0; i < n; i++) keys += selection->count[first + i];
+    const bool worth = pot_worth_threads(&a->compute, keys * c->n_heads * (a->key_width + c->kv_lora));
+#pragma omp parallel for schedule(dynamic) num_threads(a->compute.threads) if (worth)
     for (uint32_t item = 0; item < items; item++) {
         pot_fp_strict();
         uint32_t i = item / a->head_groups, group = item % a->head_groups, at = first + i;

@@ -71,7 +71,8 @@ static uint64_t choose_spin(const pot_settings *settings, int ranks_on_host) {
 /* ---- ranks -------------------------------------------------------------------------------------------------------------------- */
 
 /* Everybody's address, and connections: the coordinator to all, a worker to the coordinator. */
-static pot_status connect_ranks(struct pot_cluster_parts *parts, const pot_settings *settings, const pot_launch *launch, pot_err *err) {
+static pot_status connect_ranks(struct pot_cluster_parts *parts, const pot_settings *settings, const pot_launch *launch,
+                                pot_err *err) {
     pot_ucx_options options = {.self = (uint32_t)launch->rank, .spin_us = choose_spin(settings, launch->ranks_on_host)};
     pot_blob address;
     pot_status s = pot_transport_ucx_create(&parts->remote, &address, &options, err);
@@ -110,7 +111,8 @@ static pot_status create_parts(pot_cluster *c, pot_err *err) {
 
 static pot_status open_model(pot_cluster *c, const pot_settings *settings, const char *directory, pot_err *err) {
     pot_format_policy policy;
-    if (!directory) return pot_fail(err, POT_USAGE, "a worker needs a coordinator: start both with mpirun (docs/cluster.md)");
+    if (!directory)
+        return pot_fail(err, POT_USAGE, "a worker needs a coordinator: start both with mpirun (docs/cluster.md)");
     pot_status s = pot_settings_policy(&policy, settings, err);
     if (s == POT_OK) s = pot_model_open(&c->model, directory, &policy, err);
     c->kv = settings->reference || strcmp(settings->kv, "f32") == 0 ? POT_KV_F32 : POT_KV_BF16;
@@ -125,18 +127,29 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
     if (s == POT_OK) s = check_memory(c, err);
     if (s == POT_OK) s = pot_transport_mem_create(parts->mem, 2, err);
     if (s != POT_OK) return s;
-    pot_worker_options own = {.transport = parts->mem[1], .coordinator = 0, .compute = parts->compute,
-                              .timeout_us = settings->timeout_us};
+    pot_worker_options own = {
+        .transport = parts->mem[1], .coordinator = 0, .compute = parts->compute, .timeout_us = settings->timeout_us};
     s = pot_worker_create(&parts->worker, &own, err);
     if (s != POT_OK) return s;
-    pot_peers_options peers = {.local = parts->mem[0], .n_local = 1, .inline_worker = parts->worker, .remote = parts->remote,
-                               .n_workers = n_workers, .model = c->model, .map = parts->map, .heartbeat_us = settings->heartbeat_us,
-                               .dead_us = settings->dead_us, .timeout_us = settings->timeout_us, .quiet = settings->quiet};
+    pot_peers_options peers = {.local = parts->mem[0],
+                               .n_local = 1,
+                               .inline_worker = parts->worker,
+                               .remote = parts->remote,
+                               .n_workers = n_workers,
+                               .model = c->model,
+                               .map = parts->map,
+                               .heartbeat_us = settings->heartbeat_us,
+                               .dead_us = settings->dead_us,
+                               .timeout_us = settings->timeout_us,
+                               .quiet = settings->quiet};
     s = pot_peers_create(&c->peers, &peers, err);
     if (s == POT_OK) s = pot_moe_create(&c->moe, c->model, c->peers, &parts->compute, err);
     if (s != POT_OK) return s;
-    pot_engine_options engine = {.model = c->model, .moe = c->moe, .compute = parts->compute,
-                                 .prefill_tile = (uint32_t)settings->prefill_tile, .quiet = settings->quiet};
+    pot_engine_options engine = {.model = c->model,
+                                 .moe = c->moe,
+                                 .compute = parts->compute,
+                                 .prefill_tile = (uint32_t)settings->prefill_tile,
+                                 .quiet = settings->quiet};
     return pot_engine_create(&c->engine, &engine, err);
 }
 
@@ -162,7 +175,10 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
     struct pot_cluster_parts *parts = c->parts;
     pot_status s = connect_ranks(parts, settings, &c->launch, err);
     if (s != POT_OK) return s;
-    pot_worker_options options = {.transport = parts->remote, .coordinator = 0, .compute = parts->compute, .model = settings->model,
+    pot_worker_options options = {.transport = parts->remote,
+                                  .coordinator = 0,
+                                  .compute = parts->compute,
+                                  .model = settings->model,
                                   .timeout_us = settings->timeout_us};
     s = pot_worker_create(&parts->worker, &options, err);
     return s == POT_OK ? pot_worker_serve(parts->worker, err) : s;
@@ -177,7 +193,8 @@ void pot_cluster_prepare(char **argv) {
     (void)execv("/proc/self/exe", argv); /* where that cannot be done, it is only slower */
 }
 
-static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory, pot_err *err) {
+static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory,
+                        pot_err *err) {
     uint64_t begin = pot_now_us();
     pot_cluster c = {.launch = *launch};
     pot_status s = create_parts(&c, err);
@@ -198,7 +215,8 @@ pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, con
     return start(out, &launch, settings, directory, err);
 }
 
-pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *directory, pot_err *err) {
+pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *directory,
+                                   pot_err *err) {
     pot_launch launch = {.rank = 0, .size = 1, .ranks_on_host = 1};
     return start(out, &launch, settings, directory, err);
 }

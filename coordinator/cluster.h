@@ -26,7 +26,8 @@ void pot_cluster_prepare(char **argv);
  * return with out->engine NULL (the caller then exits with the returned status). */
 pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
 /* The same in this process alone, whatever the launcher says: `eval --against reference` keeps a second engine beside the cluster. */
-pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
+pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *model_directory,
+                                   pot_err *err);
 void pot_cluster_stop(pot_cluster *cluster); /* also an all-zero one */
 
 /* The formats that --reference, --experts-format, --dense-format and --head-format ask for. */

@@ -83,7 +83,8 @@ pot_status pot_index_select(uint32_t *positions, uint32_t *count, const pot_inde
     uint32_t n = q->position + 1;
     uint32_t parts = (n + 4 * KEYS - 1) / (4 * KEYS);
     atomic_bool finite = true;
-#pragma omp parallel for schedule(static) num_threads(q->compute->threads) if (parts > 8)
+    const bool worth = pot_worth_threads(q->compute, (uint64_t)n * q->lanes * c->index_dim);
+#pragma omp parallel for schedule(static) num_threads(q->compute->threads) if (worth)
     for (uint32_t part = 0; part < parts; part++) {
         pot_fp_strict();
         uint32_t begin = part * 4 * KEYS;

@@ -23,12 +23,12 @@ enum { NOWHERE = -1 };
 typedef struct share {
     pot_wire_item *items;
     uint32_t n_items, item_capacity;
-    uint32_t *rows;      /* [n_rows] the step's row of each of its rows */
-    int32_t *place;      /* [row_capacity] where a row of the step is among its rows, or NOWHERE */
+    uint32_t *rows; /* [n_rows] the step's row of each of its rows */
+    int32_t *place; /* [row_capacity] where a row of the step is among its rows, or NOWHERE */
     uint32_t n_rows;
-    unsigned forms;      /* of activations that its experts eat */
-    uint64_t bytes;      /* of weights, for every row again: what decides who is heaviest */
-    bool pending;        /* its SUM has not come yet */
+    unsigned forms; /* of activations that its experts eat */
+    uint64_t bytes; /* of weights, for every row again: what decides who is heaviest */
+    bool pending;   /* its SUM has not come yet */
 } share;
 
 struct pot_moe {
@@ -46,7 +46,8 @@ struct pot_moe {
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
 
-pot_status pot_moe_create(pot_moe **out, const pot_model *model, pot_peers *peers, const pot_compute *compute, pot_err *err) {
+pot_status pot_moe_create(pot_moe **out, const pot_model *model, pot_peers *peers, const pot_compute *compute,
+                          pot_err *err) {
     pot_moe *m = pot_alloc(sizeof *m);
     if (m) m->shares = pot_alloc_array(pot_peers_count(peers), sizeof *m->shares);
     if (!m || !m->shares) {
@@ -117,7 +118,8 @@ static uint32_t pick_owner(const pot_moe *m, const pot_map_range *range) {
     return best;
 }
 
-static pot_status add_item(share *s, uint32_t row, uint32_t expert, const pot_map_range *range, float weight, pot_err *err) {
+static pot_status add_item(share *s, uint32_t row, uint32_t expert, const pot_map_range *range, float weight,
+                           pot_err *err) {
     if (s->place[row] == NOWHERE) {
         s->place[row] = (int32_t)s->n_rows;
         s->rows[s->n_rows++] = row;
@@ -130,13 +132,18 @@ static pot_status add_item(share *s, uint32_t row, uint32_t expert, const pot_ma
     }
     if (s->n_items == s->item_capacity) {
         uint32_t capacity = s->item_capacity ? 2 * s->item_capacity : 256;
-        pot_wire_item *grown = capacity <= POT_WIRE_MAX_ITEMS ? pot_realloc_array(s->items, capacity, sizeof *grown) : NULL;
+        pot_wire_item *grown =
+            capacity <= POT_WIRE_MAX_ITEMS ? pot_realloc_array(s->items, capacity, sizeof *grown) : NULL;
         if (!grown) return pot_fail(err, POT_NO_MEMORY, "no room for more than %u items in one step", s->item_capacity);
         s->items = grown;
         s->item_capacity = capacity;
     }
-    s->items[s->n_items++] = (pot_wire_item){.row = local, .expert = expert, .chunk_begin = range->chunk_begin,
-                                             .chunk_end = range->chunk_end, .kind = POT_KIND_FFN, .weight = weight};
+    s->items[s->n_items++] = (pot_wire_item){.row = local,
+                                             .expert = expert,
+                                             .chunk_begin = range->chunk_begin,
+                                             .chunk_end = range->chunk_end,
+                                             .kind = POT_KIND_FFN,
+                                             .weight = weight};
     return POT_OK;
 }
 
@@ -156,8 +163,8 @@ static pot_status spread_expert(pot_moe *m, uint32_t layer, uint32_t row, uint32
     return POT_OK;
 }
 
-static pot_status spread(pot_moe *m, uint32_t n, uint32_t layer, const uint32_t *experts, const float *weights, uint32_t k,
-                         pot_err *err) {
+static pot_status spread(pot_moe *m, uint32_t n, uint32_t layer, const uint32_t *experts, const float *weights,
+                         uint32_t k, pot_err *err) {
     const pot_layer_shape *shape = &pot_model_layer_shapes(m->model)[layer];
     for (uint32_t w = 0; w < m->n_workers; w++) {
         share *s = &m->shares[w];
@@ -192,9 +199,16 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_er
     share *s = &m->shares[worker];
     uint32_t hidden = pot_model_config(m->model)->hidden;
     size_t blocks = pot_blocks(hidden), quantized_bytes = pot_wire_row_bytes(s->forms & POT_ACT_Q8, hidden);
-    pot_wire_header h = {.magic = POT_WIRE_MAGIC, .version = POT_WIRE_VERSION, .type = POT_WIRE_WORK, .layer = layer,
-                         .epoch = pot_map_epoch(pot_peers_map(m->peers)), .step = m->step, .n_rows = s->n_rows,
-                         .n_items = s->n_items, .formats = (uint8_t)s->forms, .grid = (int8_t)pot_model_grid(m->model, layer),
+    pot_wire_header h = {.magic = POT_WIRE_MAGIC,
+                         .version = POT_WIRE_VERSION,
+                         .type = POT_WIRE_WORK,
+                         .layer = layer,
+                         .epoch = pot_map_epoch(pot_peers_map(m->peers)),
+                         .step = m->step,
+                         .n_rows = s->n_rows,
+                         .n_items = s->n_items,
+                         .formats = (uint8_t)s->forms,
+                         .grid = (int8_t)pot_model_grid(m->model, layer),
                          .columns = hidden};
     pot_wire_layout layout;
     pot_wire_work_layout(&layout, &h);
@@ -203,8 +217,10 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_er
     if (!message) return pot_fail(err, POT_NO_MEMORY, "no memory for a message of %zu bytes", layout.bytes);
     pot_wire_put_header(message->bytes, &h);
     for (uint32_t i = 0; i < s->n_rows; i++)
-        put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], s->forms, blocks, quantized_bytes);
-    for (uint32_t i = 0; i < s->n_items; i++) pot_wire_put_item(message->bytes + layout.items + (size_t)i * 24, &s->items[i]);
+        put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], s->forms, blocks,
+                quantized_bytes);
+    for (uint32_t i = 0; i < s->n_items; i++)
+        pot_wire_put_item(message->bytes + layout.items + (size_t)i * 24, &s->items[i]);
     memset(message->bytes + layout.hints, 0, layout.bytes - layout.hints);
     s->pending = true;
     return pot_peers_send(m->peers, worker, message, err);
@@ -216,7 +232,8 @@ static pot_status send_all(pot_moe *m, uint32_t layer, uint32_t *sent, pot_err *
         uint32_t heaviest = m->n_workers;
         for (uint32_t w = 0; w < m->n_workers; w++) {
             const share *s = &m->shares[w];
-            if (s->n_items && !s->pending && (heaviest == m->n_workers || s->bytes > m->shares[heaviest].bytes)) heaviest = w;
+            if (s->n_items && !s->pending && (heaviest == m->n_workers || s->bytes > m->shares[heaviest].bytes))
+                heaviest = w;
         }
         if (heaviest == m->n_workers) return POT_OK;
         pot_status status = send_share(m, heaviest, layer, err);
@@ -236,14 +253,20 @@ static pot_status check_sum(const pot_moe *m, uint32_t worker, uint32_t layer, c
     const share *s = &m->shares[worker];
     const pot_wire_header *h = &sum->header;
     uint32_t hidden = pot_model_config(m->model)->hidden;
-    if (h->n_rows != s->n_rows || h->n_items != s->n_items || h->columns != hidden || h->grid != pot_model_grid(m->model, layer))
-        return pot_fail(err, POT_FORMAT, "worker %u, layer %u: a SUM of %u rows, %u items, %u columns, grid %d for work of %u, %u, %u, %d",
-                        worker, layer, h->n_rows, h->n_items, h->columns, h->grid, s->n_rows, s->n_items, hidden,
-                        pot_model_grid(m->model, layer));
+    if (h->n_rows != s->n_rows || h->n_items != s->n_items || h->columns != hidden ||
+        h->grid != pot_model_grid(m->model, layer))
+        return pot_fail(
+            err, POT_FORMAT,
+            "worker %u, layer %u: a SUM of %u rows, %u items, %u columns, grid %d for work of %u, %u, %u, %d", worker,
+            layer, h->n_rows, h->n_items, h->columns, h->grid, s->n_rows, s->n_items, hidden,
+            pot_model_grid(m->model, layer));
     for (uint32_t i = 0; i < s->n_items; i++)
         if (!pot_wire_bit(sum->covered, i))
-            return pot_fail(err, POT_BUG, "worker %u does not hold chunks %u to %u of expert %u in layer %u, which map epoch %" PRIu64
-                            " gives to it", worker, s->items[i].chunk_begin, s->items[i].chunk_end, s->items[i].expert, layer, h->epoch);
+            return pot_fail(err, POT_BUG,
+                            "worker %u does not hold chunks %u to %u of expert %u in layer %u, which map epoch %" PRIu64
+                            " gives to it",
+                            worker, s->items[i].chunk_begin, s->items[i].chunk_end, s->items[i].expert, layer,
+                            h->epoch);
     return POT_OK;
 }
 
@@ -274,10 +297,10 @@ static pot_status receive_all(pot_moe *m, uint32_t layer, uint32_t pending, pot_
 
 /* ---- the whole ---------------------------------------------------------------------------------------------------------------------- */
 
-static pot_status forward_rows(pot_moe *m, float *y, const float *h, uint32_t n, uint32_t layer, const uint32_t *experts,
-                               const float *weights, uint32_t k, pot_err *err) {
+static pot_status forward_rows(pot_moe *m, float *y, const float *h, uint32_t n, uint32_t layer,
+                               const uint32_t *experts, const float *weights, uint32_t k, pot_err *err) {
     uint64_t start = pot_now_us();
-    uint32_t hidden = pot_model_config(m->model)->hidden, sent;
+    uint32_t hidden = pot_model_config(m->model)->hidden, sent = 0;
     unsigned forms = forms_of(pot_model_routed(m->model, layer)) | forms_of(pot_model_common(m->model, layer));
     m->step++;
     pot_status s = reserve_rows(m, n, err);
@@ -304,7 +327,8 @@ pot_status pot_moe_forward(pot_moe *m, float *y, const float *h, uint32_t n, uin
     for (uint32_t first = 0; first < n; first += POT_WIRE_MAX_ROWS) {
         uint32_t part = n - first < POT_WIRE_MAX_ROWS ? n - first : POT_WIRE_MAX_ROWS;
         pot_status s = forward_rows(m, y + first * hidden, h + first * hidden, part, layer,
-                                    experts ? experts + (size_t)first * k : NULL, weights ? weights + (size_t)first * k : NULL, k, err);
+                                    experts ? experts + (size_t)first * k : NULL,
+                                    weights ? weights + (size_t)first * k : NULL, k, err);
         if (s != POT_OK) return s;
     }
     return POT_OK;

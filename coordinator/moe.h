@@ -14,7 +14,8 @@ typedef struct pot_moe_stats {
 } pot_moe_stats;
 
 typedef struct pot_moe pot_moe;
-pot_status pot_moe_create(pot_moe **out, const pot_model *model, pot_peers *peers, const pot_compute *compute, pot_err *err);
+pot_status pot_moe_create(pot_moe **out, const pot_model *model, pot_peers *peers, const pot_compute *compute,
+                          pot_err *err);
 void pot_moe_free(pot_moe *moe);
 const pot_moe_stats *pot_moe_get_stats(const pot_moe *moe);
 

@@ -39,7 +39,7 @@ typedef struct peer {
 
 struct pot_peers {
     pot_peers_options o;
-    peer *peers; /* [n_workers] */
+    peer *peers;          /* [n_workers] */
     pot_pulse *pulses[2]; /* one a transport */
     pot_pulse_counters counters;
     pot_progress loading;
@@ -49,7 +49,9 @@ struct pot_peers {
 
 /* ---- addresses ------------------------------------------------------------------------------------------------------------ */
 
-static pot_transport *transport_of(const pot_peers *p, uint32_t worker) { return worker < p->o.n_local ? p->o.local : p->o.remote; }
+static pot_transport *transport_of(const pot_peers *p, uint32_t worker) {
+    return worker < p->o.n_local ? p->o.local : p->o.remote;
+}
 static uint32_t address_of(const pot_peers *p, uint32_t worker) { return worker < p->o.n_local ? worker + 1 : worker; }
 static bool is_inline(const pot_peers *p, uint32_t worker) { return p->o.inline_worker && worker == 0; }
 
@@ -66,7 +68,8 @@ static const char *name_of(const pot_peers *p, uint32_t worker, char out[160]) {
     if (is_inline(p, worker))
         snprintf(out, 160, "worker %u (the coordinator's own)", worker);
     else
-        snprintf(out, 160, "worker %u (rank %u on %s)", worker, worker, w->hello.host[0] ? w->hello.host : "an unknown host");
+        snprintf(out, 160, "worker %u (rank %u on %s)", worker, worker,
+                 w->hello.host[0] ? w->hello.host : "an unknown host");
     return out;
 }
 
@@ -126,16 +129,24 @@ static void note_heartbeat(pot_peers *p, uint32_t worker, const pot_heartbeat *h
 static pot_status send_welcome(pot_peers *p, uint32_t worker, pot_err *err) {
     const pot_format_policy *policy = pot_model_policy(p->o.model);
     pot_control c = {.type = POT_CONTROL_WELCOME};
-    c.welcome = (pot_welcome){.protocol = POT_PROTOCOL_MAX, .session = (uint64_t)getpid(), .worker = worker,
-                              .n_workers = p->o.n_workers, .reference = policy->reference, .experts_format = policy->experts,
-                              .dense_format = policy->dense, .head_format = policy->head,
-                              .fingerprint = pot_model_fingerprint(p->o.model), .hidden = pot_model_config(p->o.model)->hidden,
-                              .n_layers = pot_model_layers(p->o.model), .grid = POT_GRID_BITS,
-                              .heartbeat_us = p->o.heartbeat_us, .dead_us = p->o.dead_us};
+    c.welcome = (pot_welcome){.protocol = POT_PROTOCOL_MAX,
+                              .session = (uint64_t)getpid(),
+                              .worker = worker,
+                              .n_workers = p->o.n_workers,
+                              .reference = policy->reference,
+                              .experts_format = policy->experts,
+                              .dense_format = policy->dense,
+                              .head_format = policy->head,
+                              .fingerprint = pot_model_fingerprint(p->o.model),
+                              .hidden = pot_model_config(p->o.model)->hidden,
+                              .n_layers = pot_model_layers(p->o.model),
+                              .grid = POT_GRID_BITS,
+                              .heartbeat_us = p->o.heartbeat_us,
+                              .dead_us = p->o.dead_us};
     const char *path = pot_model_directory(p->o.model);
     if (strlen(path) >= sizeof c.welcome.model)
-        return pot_fail(err, POT_LIMIT, "the model's path has %zu bytes, at most %zu can be told to workers", strlen(path),
-                        sizeof c.welcome.model - 1);
+        return pot_fail(err, POT_LIMIT, "the model's path has %zu bytes, at most %zu can be told to workers",
+                        strlen(path), sizeof c.welcome.model - 1);
     snprintf(c.welcome.model, sizeof c.welcome.model, "%s", path);
     pot_status s = pot_control_send(transport_of(p, worker), address_of(p, worker), &c, err);
     if (s == POT_OK) s = pot_control_send_map(transport_of(p, worker), address_of(p, worker), p->o.map, err);
@@ -161,7 +172,8 @@ static pot_status on_hello(pot_peers *p, uint32_t worker, const pot_hello *hello
     snprintf(w->stats.host, sizeof w->stats.host, "%s", hello->host);
     snprintf(w->stats.kernels, sizeof w->stats.kernels, "%s", hello->kernels);
     if (hello->protocol_max < POT_PROTOCOL_MIN || hello->protocol_min > POT_PROTOCOL_MAX) {
-        (void)pot_fail(&why, POT_REFUSED, "%s (build %s) speaks protocols %u to %u, the coordinator (build %s) %d to %d",
+        (void)pot_fail(&why, POT_REFUSED,
+                       "%s (build %s) speaks protocols %u to %u, the coordinator (build %s) %d to %d",
                        name_of(p, worker, name), hello->build, hello->protocol_min, hello->protocol_max, POT_VERSION,
                        POT_PROTOCOL_MIN, POT_PROTOCOL_MAX);
         if (err) *err = why;
@@ -185,12 +197,15 @@ static pot_status welcome_greeted(pot_peers *p, pot_err *err) {
 
 static pot_status on_ready(pot_peers *p, uint32_t worker, const pot_ready *ready, pot_err *err) {
     char name[160];
-    if (p->peers[worker].state != PEER_LOADING) return pot_fail(err, POT_FORMAT, "%s is ready twice", name_of(p, worker, name));
-    if (ready->epoch != pot_map_epoch(p->o.map) || !pot_hash_equal(ready->fingerprint, pot_model_fingerprint(p->o.model))) {
+    if (p->peers[worker].state != PEER_LOADING)
+        return pot_fail(err, POT_FORMAT, "%s is ready twice", name_of(p, worker, name));
+    if (ready->epoch != pot_map_epoch(p->o.map) ||
+        !pot_hash_equal(ready->fingerprint, pot_model_fingerprint(p->o.model))) {
         char theirs[33], ours[33];
         pot_hash_text(theirs, ready->fingerprint);
         pot_hash_text(ours, pot_model_fingerprint(p->o.model));
-        return pot_fail(err, POT_REFUSED, "%s is ready for map %" PRIu64 " of model %s, the coordinator's are %" PRIu64 " and %s",
+        return pot_fail(err, POT_REFUSED,
+                        "%s is ready for map %" PRIu64 " of model %s, the coordinator's are %" PRIu64 " and %s",
                         name_of(p, worker, name), ready->epoch, theirs, pot_map_epoch(p->o.map), ours);
     }
     p->peers[worker].stats.held_bytes = ready->bytes;
@@ -213,20 +228,23 @@ static pot_status on_control(pot_peers *p, uint32_t worker, const pot_message *m
             p->peers[worker].stats.dropped++;
             return POT_OK;
         }
-        return pot_fail(err, (pot_status)(c.error.code ? c.error.code : POT_ERROR), "%s: %s", name_of(p, worker, name), c.error.text);
+        return pot_fail(err, (pot_status)(c.error.code ? c.error.code : POT_ERROR), "%s: %s", name_of(p, worker, name),
+                        c.error.text);
     case POT_CONTROL_WELCOME:
     case POT_CONTROL_MAP: break;
     }
-    return pot_fail(err, POT_FORMAT, "%s sends a control frame of type %d, which only a coordinator sends", name_of(p, worker, name),
-                    c.type);
+    return pot_fail(err, POT_FORMAT, "%s sends a control frame of type %d, which only a coordinator sends",
+                    name_of(p, worker, name), c.type);
 }
 
 static pot_status missing(const pot_peers *p, pot_err *err) {
     char list[200] = "";
     int at = 0;
     for (uint32_t w = 0; w < p->o.n_workers && at < 180; w++)
-        if (p->peers[w].state == PEER_EXPECTED) at += snprintf(list + at, sizeof list - (size_t)at, "%s%u", at ? ", " : "", w);
-    return pot_fail(err, POT_TIMEOUT, "no Hello from ranks %s within %.1f s (--timeout)", list, (double)p->o.timeout_us / 1e6);
+        if (p->peers[w].state == PEER_EXPECTED)
+            at += snprintf(list + at, sizeof list - (size_t)at, "%s%u", at ? ", " : "", w);
+    return pot_fail(err, POT_TIMEOUT, "no Hello from ranks %s within %.1f s (--timeout)", list,
+                    (double)p->o.timeout_us / 1e6);
 }
 
 static pot_status timed_out(const pot_peers *p, uint32_t worker, const char *what, uint64_t us, pot_err *err) {
@@ -250,14 +268,16 @@ static pot_status check_lives(pot_peers *p, pot_err *err) {
         if (idle <= p->o.timeout_us) continue;
         if (q->state == PEER_EXPECTED) return missing(p, err);
         if (q->state == PEER_LOADING) return timed_out(p, w, "has not got on with loading", idle, err);
-        if (q->asked_step == p->step && q->answered_step != p->step) return timed_out(p, w, "has not answered", idle, err);
+        if (q->asked_step == p->step && q->answered_step != p->step)
+            return timed_out(p, w, "has not answered", idle, err);
     }
     return POT_OK;
 }
 
 /* Deals with everything but data, which goes to the caller (*out, to be released).  After `wait_us` without a message, *out is
  * NULL; *idle says whether there was none at all. */
-static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bool *idle, uint64_t wait_us, pot_err *err) {
+static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bool *idle, uint64_t wait_us,
+                           pot_err *err) {
     pot_transport *from;
     pot_message *m;
     *out = NULL;
@@ -335,7 +355,8 @@ static pot_status start_pulse(pot_peers *p, pot_pulse **out, pot_transport *t, p
 }
 
 pot_status pot_peers_create(pot_peers **out, const pot_peers_options *options, pot_err *err) {
-    POT_ASSERT(options->n_workers >= 1 && options->n_workers <= POT_MAX_WORKERS && options->n_local <= options->n_workers);
+    POT_ASSERT(options->n_workers >= 1 && options->n_workers <= POT_MAX_WORKERS &&
+               options->n_local <= options->n_workers);
     pot_peers *p = pot_alloc(sizeof *p);
     if (p) p->peers = pot_alloc_array(options->n_workers, sizeof *p->peers);
     if (!p || !p->peers) {
@@ -411,7 +432,9 @@ pot_message *pot_peers_message(pot_peers *p, uint32_t worker, size_t bytes) {
     return pot_transport_message(transport_of(p, worker), bytes);
 }
 
-void pot_peers_release(pot_peers *p, uint32_t worker, pot_message *m) { pot_message_release(transport_of(p, worker), m); }
+void pot_peers_release(pot_peers *p, uint32_t worker, pot_message *m) {
+    pot_message_release(transport_of(p, worker), m);
+}
 
 void pot_peers_drop(pot_peers *p, uint32_t worker, pot_message *m) {
     p->peers[worker].stats.dropped++;

@@ -22,15 +22,15 @@ typedef struct pot_peer_stats {
 } pot_peer_stats;
 
 typedef struct pot_peers_options {
-    pot_transport *local;   /* end 0 of a mem transport; worker w is its peer w + 1.  NULL = no local workers */
-    uint32_t n_local;       /* workers reached over `local`: the first n_local workers */
+    pot_transport *local;      /* end 0 of a mem transport; worker w is its peer w + 1.  NULL = no local workers */
+    uint32_t n_local;          /* workers reached over `local`: the first n_local workers */
     pot_worker *inline_worker; /* worker 0, polled inside waits; NULL when every local worker has its own thread */
-    pot_transport *remote;  /* NULL = none; worker w is its peer w (rank) */
-    uint32_t n_workers;     /* all */
+    pot_transport *remote;     /* NULL = none; worker w is its peer w (rank) */
+    uint32_t n_workers;        /* all */
     const pot_model *model;
-    pot_map *map;           /* its own reference is taken */
+    pot_map *map;                               /* its own reference is taken */
     uint64_t heartbeat_us, dead_us, timeout_us; /* timeout_us: join and load without progress */
-    bool quiet;             /* no progress lines */
+    bool quiet;                                 /* no progress lines */
 } pot_peers_options;
 
 typedef struct pot_peers pot_peers;
@@ -48,7 +48,8 @@ pot_message *pot_peers_message(pot_peers *peers, uint32_t worker, size_t bytes);
 pot_status pot_peers_send(pot_peers *peers, uint32_t worker, pot_message *message, pot_err *err);
 /* Runs worker 0 inline (its compute time counts as experts, not as waiting). */
 pot_status pot_peers_run_local(pot_peers *peers, pot_err *err);
-pot_status pot_peers_receive(pot_peers *peers, uint32_t *worker, pot_message **message, pot_wire_sum *sum, pot_err *err);
+pot_status pot_peers_receive(pot_peers *peers, uint32_t *worker, pot_message **message, pot_wire_sum *sum,
+                             pot_err *err);
 void pot_peers_release(pot_peers *peers, uint32_t worker, pot_message *message);
 /* Releases a reply to work that nobody waits for any more, and counts it. */
 void pot_peers_drop(pot_peers *peers, uint32_t worker, pot_message *message);

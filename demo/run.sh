@@ -38,17 +38,16 @@ generate() {
     fi
 }
 
-# question NAME TITLE ARGUMENTS...: the answer of four processes is shown, that of one is kept for comparison.
+# question NAME TITLE LEAD ARGUMENTS...: the answer of four processes is shown behind LEAD, that of one is kept for comparison.
 # Greedy (--temp 0), so that there is one right answer.
 question() {
-    local name=$1 title=$2
-    shift 2
+    local name=$1 title=$2 lead=$3
+    shift 3
     local command=(run demo --temp 0 "$@")
     say "$title"
     note "\$ deploy/potluck-mpirun -n 4 $potluck$(typed "${command[@]}")"
     generate "$scratch/$name.report" deploy/potluck-mpirun -n 4 "$potluck" "${command[@]}" >"$scratch/four"
-    cat "$scratch/four"
-    printf '\n'
+    { printf '%s' "$lead" && cat "$scratch/four" && printf '\n'; } | fold -s -w 110
     generate "$scratch/one.report" "$potluck" "${command[@]}" >"$scratch/one"
     local four one verdict=equal
     four=$(sha256sum <"$scratch/four") one=$(sha256sum <"$scratch/one")
@@ -64,11 +63,11 @@ say 'potluck: a mixture-of-experts model, its experts spread over four processes
 note 'The model in demo/ has the architecture of GLM-5.2 at a small size: 14 million parameters, 64 experts a layer, 4 of'
 note 'them chosen for every token. One process coordinates (attention, router, head), all four hold experts.'
 
-question story 'A story: the model goes on from a few words' -p 'Once upon a time' -n 110
-question capital 'A fact: the question goes through the chat template (--chat)' \
+question story 'A story: the model goes on from a few words' 'Once upon a time' -p 'Once upon a time' -n 110
+question capital 'A fact: the question goes through the chat template (--chat)' '' \
     --chat -p 'Which city is the capital of Sweden?'
-question json 'A JSON object' --chat -p 'Give a JSON object for Jack, aged 24, from Dublin.'
-question tool 'A tool call: the model is told of a function (--tools) and asks for it' \
+question json 'A JSON object' '' --chat -p 'Give a JSON object for Jack, aged 24, from Dublin.'
+question tool 'A tool call: the model is told of a function (--tools) and asks for it' '' \
     --chat --tools demo/tools.json -p 'What is the weather in Paris?'
 
 say 'What the four processes did for the story'

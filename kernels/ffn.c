@@ -18,8 +18,7 @@ enum {
     BATCH = 32,
     OUT_TILES = 4, /* tiles of `down` a product in phase B */
     OUT_COLS = OUT_TILES * POT_TILE_ROWS,
-    MAX_BLOCKS = 256 / POT_BLOCK, /* of a chunk */
-    MIN_PRODUCTS = 1 << 16
+    MAX_BLOCKS = 256 / POT_BLOCK /* of a chunk */
 };
 
 /* One job and where its hidden values lie: per row `blocks` of codes and then their scales, or of values. */
@@ -158,7 +157,7 @@ pot_status pot_ffn_run(const pot_compute *compute, int64_t *acc, uint32_t hidden
     const pot_kernels *kernels = compute->kernels;
     const uint32_t tiles = pot_tiles(hidden);
     uint32_t bad = UINT32_MAX; /* the first job with a fault, whatever the threads do */
-    const bool worth = work >= MIN_PRODUCTS && compute->threads > 1;
+    const bool worth = pot_worth_threads(compute, work);
 #pragma omp parallel num_threads(compute->threads) if (worth) reduction(min : bad)
     {
         pot_fp_strict();

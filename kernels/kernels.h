@@ -51,7 +51,15 @@ typedef struct pot_kernels {
 typedef struct pot_compute {
     const pot_kernels *kernels;
     int threads;
+    bool eager; /* wakes its threads for any work, however small: tests want that */
 } pot_compute;
+
+/* Whether so many multiplications are worth a parallel region.  Threads that wait asleep (docs/cluster.md, "Sleeping and waking")
+ * are woken and awaited in 40 to 60 us on a virtual machine, in which one thread does about a million of them; bench_regions
+ * measures both. */
+static inline bool pot_worth_threads(const pot_compute *compute, uint64_t products) {
+    return compute->threads > 1 && (compute->eager || products >= (uint64_t)1 << 20);
+}
 
 /* X(name): pot_kernels_##name and pot_kernels_##name##_usable() exist where the target has them; best last. */
 #if defined(__x86_64__)

@@ -1,7 +1,6 @@
 /* Activation rows and the product y = W x over threads.
  *
- * Each thread takes a contiguous run of tiles, so that it reads its weights as one stream.  A parallel
- * region costs a few microseconds; products that take about as long stay on one thread. */
+ * Each thread takes a contiguous run of tiles, so that it reads its weights as one stream. */
 #include "kernels/linear.h"
 
 #include <math.h>
@@ -17,16 +16,15 @@ enum {
     VALUES_BYTES = POT_BLOCK * sizeof(float),
     BLOCK_BYTES = CODES_BYTES + SCALE_BYTES + VALUES_BYTES,
     ALIGN = 64,
-    MIN_PRODUCTS = 1 << 17, /* multiplications that are worth a parallel region */
-    MIN_ELEMENTS = 1 << 15  /* the same for elements to be quantized */
+    ELEMENT_PRODUCTS = 8 /* quantizing an element takes about as long as so many multiplications */
 };
 
 void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot_matrix *w, const pot_act_row *x,
                 uint32_t n) {
     const uint32_t tiles = pot_tiles(w->rows);
     pot_matmul *matmul = compute->kernels->matmul[w->format];
-    const bool worth = (uint64_t)w->rows * w->cols * n >= MIN_PRODUCTS && tiles > 1;
-#pragma omp parallel num_threads(compute->threads) if (worth && compute->threads > 1)
+    const bool worth = tiles > 1 && pot_worth_threads(compute, (uint64_t)w->rows * w->cols * n);
+#pragma omp parallel num_threads(compute->threads) if (worth)
     {
         pot_fp_strict();
         uint64_t thread = (uint64_t)omp_get_thread_num(), threads = (uint64_t)omp_get_num_threads();
@@ -100,8 +98,8 @@ pot_status pot_acts_fill(pot_acts *acts, const pot_compute *compute, const float
     POT_ASSERT(n <= acts->capacity && pot_blocks(cols) <= acts->max_blocks);
     const size_t stride = row_bytes(acts->max_blocks);
     uint32_t bad = UINT32_MAX; /* the first row that is not finite, whatever the threads do */
-#pragma omp parallel num_threads(compute->threads) if (compute->threads > 1 && n > 1 && \
-                                                       (uint64_t)n * cols >= MIN_ELEMENTS)
+    const bool worth = n > 1 && pot_worth_threads(compute, (uint64_t)n * cols * ELEMENT_PRODUCTS);
+#pragma omp parallel num_threads(compute->threads) if (worth)
     {
         pot_fp_strict();
 #pragma omp for schedule(static) reduction(min : bad)

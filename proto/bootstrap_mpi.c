@@ -18,7 +18,8 @@
 #include "common/mem.h"
 #include "common/system.h"
 
-enum { EXCHANGE_DEADLINE_S = 60, MAX_ADDRESS_BYTES = 1 << 16 };
+/* Addresses of UCX are some hundred bytes long; ranks times that stays far below what an MPI count can say. */
+enum { EXCHANGE_DEADLINE_S = 60, MAX_ADDRESS_BYTES = 1 << 16, MAX_RANKS = 4096 };
 
 /* ---- the launcher ----------------------------------------------------------------------------------------------------------- */
 
@@ -37,7 +38,8 @@ void pot_launch_detect(pot_launch *out) {
     if (size == 0 && getenv("PMIX_RANK")) { /* srun --mpi=pmix */
         size = number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 0));
         rank = number("PMIX_RANK", -1);
-        local = size ? (size + number("SLURM_STEP_NUM_NODES", 1) - 1) / number("SLURM_STEP_NUM_NODES", 1) : 1;
+        int nodes = number("SLURM_STEP_NUM_NODES", 1);
+        if (nodes > 0 && nodes <= size) local = size / nodes + (size % nodes != 0);
     }
     bool launched = size > 0 && rank >= 0 && rank < size;
     *out = launched ? (pot_launch){rank, size, local > 0 ? local : 1} : (pot_launch){0, 1, 1};
@@ -57,7 +59,7 @@ typedef struct watchdog {
 static void *watch(void *argument) {
     watchdog *w = argument;
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += EXCHANGE_DEADLINE_S;
     pthread_mutex_lock(&w->mutex);
     int timed_out = 0;
@@ -70,10 +72,21 @@ static void *watch(void *argument) {
     _exit(3);
 }
 
+static void free_watchdog(watchdog *w) {
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->mutex);
+}
+
 static bool start_watchdog(watchdog *w) {
     pthread_mutex_init(&w->mutex, NULL);
-    pthread_cond_init(&w->changed, NULL);
-    return pthread_create(&w->thread, NULL, watch, w) == 0;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (pthread_create(&w->thread, NULL, watch, w) == 0) return true;
+    free_watchdog(w);
+    return false;
 }
 
 static void stop_watchdog(watchdog *w) {
@@ -82,8 +95,7 @@ static void stop_watchdog(watchdog *w) {
     pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->mutex);
     pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->mutex);
+    free_watchdog(w);
 }
 
 /* ---- the exchange --------------------------------------------------------------------------------------------------------------- */
@@ -117,7 +129,7 @@ static pot_status gather(pot_bootstrap *b, card *cards, int *counts, int *offset
         rank->host[sizeof rank->host - 1] = 0;
         rank->pid = cards[r].pid;
         rank->role = cards[r].role;
-        b->ranks_on_host += strcmp(cards[r].host, cards[b->rank].host) == 0;
+        b->ranks_on_host += strcmp(rank->host, cards[b->rank].host) == 0; /* the own one is whole */
     }
     return POT_OK;
 }
@@ -126,6 +138,8 @@ static pot_status exchange(pot_bootstrap *out, pot_blob address, uint32_t role, 
     pot_bootstrap b = {0};
     MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &b.size);
+    if (b.size > MAX_RANKS) return pot_fail(err, POT_LIMIT, "%d ranks were started, at most %d can meet", b.size, MAX_RANKS);
+    if (address.n_bytes > MAX_ADDRESS_BYTES) return pot_fail(err, POT_BUG, "an own address of %zu bytes", address.n_bytes);
     uint8_t *addresses = NULL;
     card *cards = pot_alloc_array((size_t)b.size, sizeof *cards);
     int *counts = pot_alloc_array((size_t)b.size, sizeof *counts), *offsets = pot_alloc_array((size_t)b.size, sizeof *offsets);

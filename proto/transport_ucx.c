@@ -25,6 +25,7 @@
 #include "common/system.h"
 #include "proto/control.h"
 #include "proto/pool.h"
+#include "proto/ucx_guard.h"
 #include "proto/wire.h"
 
 enum {
@@ -51,7 +52,7 @@ typedef struct ucx_transport {
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_address_t *address;
-    size_t address_bytes;
+    pot_blob sealed; /* the address, for others */
     am_header header; /* of everything that is sent: it must live as long as any send */
     uint64_t spin_us;
     int ucx_fd, own_fd;
@@ -317,6 +318,7 @@ static void destroy(ucx_transport *u) {
     for (pot_message *m; (m = dequeue(u));) pot_pool_give(&u->pool, m);
     pot_pool_drain(&u->pool);
     pthread_mutex_destroy(&u->mutex);
+    pot_free((void *)(uintptr_t)u->sealed.bytes);
     pot_free(u->peers);
     pot_free(u);
 }
@@ -384,8 +386,11 @@ static pot_status open_worker(ucx_transport *u, pot_err *err) {
     status = set_handler(u, AM_DATA, on_data);
     if (status == UCS_OK) status = set_handler(u, AM_CONTROL, on_control);
     if (status == UCS_OK) status = ucp_worker_get_efd(u->worker, &u->ucx_fd);
-    if (status == UCS_OK) status = ucp_worker_get_address(u->worker, &u->address, &u->address_bytes);
-    return status == UCS_OK ? POT_OK : ucx_fault(err, "its worker cannot be set up", status);
+    pot_blob address = {0};
+    if (status == UCS_OK) status = ucp_worker_get_address(u->worker, &u->address, &address.n_bytes);
+    if (status != UCS_OK) return ucx_fault(err, "its worker cannot be set up", status);
+    address.bytes = u->address;
+    return pot_ucx_address_seal(&u->sealed, address, err);
 }
 
 pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, const pot_ucx_options *options, pot_err *err) {
@@ -394,6 +399,7 @@ pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, cons
     u->transport.ops = &ucx_ops;
     u->header.from = options->self;
     u->spin_us = options->spin_us;
+    pot_ucx_log_redirect();
     pthread_mutex_init(&u->mutex, NULL);
     u->own_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pot_status s = u->own_fd >= 0 ? open_context(u, err) : pot_fail(err, POT_IO, "no event descriptor: %s", strerror(errno));
@@ -402,7 +408,7 @@ pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, cons
         destroy(u);
         return s;
     }
-    *address = (pot_blob){u->address, u->address_bytes};
+    *address = u->sealed;
     *out = &u->transport;
     return POT_OK;
 }
@@ -418,6 +424,11 @@ pot_status pot_transport_ucx_connect(pot_transport *t, const pot_blob *peers, ui
         *peer = (ucx_peer){.owner = u, .number = i};
         u->n_peers = i + 1;
         if (peers[i].n_bytes == 0) continue;
+        s = pot_ucx_address_check(peers[i], err);
+        if (s != POT_OK) {
+            s = pot_at(err, "the address of rank %u", i);
+            break;
+        }
         ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                                 UCP_EP_PARAM_FIELD_ERR_HANDLER,
                                   .address = peers[i].bytes, .err_mode = UCP_ERR_HANDLING_MODE_PEER,

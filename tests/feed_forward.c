@@ -19,8 +19,8 @@ float pot_draw_float(uint64_t *seed) {
     return sum;
 }
 
-static pot_status add_chunk(int64_t *sums, const pot_model *model, const pot_compute *compute, uint32_t layer, const pot_acts *acts,
-                            const pot_wire_item *item, uint32_t chunk, pot_err *err) {
+static pot_status add_chunk(int64_t *sums, const pot_model *model, const pot_compute *compute, uint32_t layer,
+                            const pot_acts *acts, const pot_wire_item *item, uint32_t chunk, pot_err *err) {
     const pot_ffn_shape *shape = pot_model_expert_shape(model, layer, item->expert);
     uint8_t *bytes = pot_alloc_aligned(pot_chunk_bytes(shape, chunk));
     if (!bytes) return pot_fail(err, POT_NO_MEMORY, "no memory for a chunk");
@@ -35,8 +35,8 @@ static pot_status add_chunk(int64_t *sums, const pot_model *model, const pot_com
     return s;
 }
 
-pot_status pot_plain_sums(int64_t *sums, const pot_model *model, const pot_compute *compute, uint32_t layer, const float *x,
-                          uint32_t n_rows, const pot_wire_item *items, uint32_t n_items, pot_err *err) {
+pot_status pot_plain_sums(int64_t *sums, const pot_model *model, const pot_compute *compute, uint32_t layer,
+                          const float *x, uint32_t n_rows, const pot_wire_item *items, uint32_t n_items, pot_err *err) {
     uint32_t hidden = pot_model_config(model)->hidden;
     pot_acts acts;
     memset(sums, 0, (size_t)n_rows * hidden * sizeof *sums);
@@ -50,8 +50,9 @@ pot_status pot_plain_sums(int64_t *sums, const pot_model *model, const pot_compu
     return s;
 }
 
-pot_status pot_plain_forward(float *y, const pot_model *model, const pot_compute *compute, uint32_t layer, const float *x, uint32_t n,
-                             const uint32_t *experts, const float *weights, uint32_t k, pot_err *err) {
+pot_status pot_plain_forward(float *y, const pot_model *model, const pot_compute *compute, uint32_t layer,
+                             const float *x, uint32_t n, const uint32_t *experts, const float *weights, uint32_t k,
+                             pot_err *err) {
     const pot_layer_shape *shape = &pot_model_layer_shapes(model)[layer];
     uint32_t hidden = pot_model_config(model)->hidden, n_items = 0;
     pot_wire_item *items = pot_alloc_array((size_t)n * (k + 1), sizeof *items);

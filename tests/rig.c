@@ -26,9 +26,10 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
         pot_rig_worker *w = &rig->workers[i];
         w->options =
             (pot_worker_options){.transport = rig->ends[i + 1],
-                                 .compute = {o->mixed_kernels ? tables[i % (uint32_t)n_tables] : rig->compute.kernels,
-                                             i ? 1 : rig->compute.threads},
+                                 .compute = rig->compute,
                                  .timeout_us = timeout_us};
+        if (o->mixed_kernels) w->options.compute.kernels = tables[i % (uint32_t)n_tables];
+        if (i > 0) w->options.compute.threads = 1;
         if (i == 0) {
             pot_status s = pot_worker_create(&rig->inline_worker, &w->options, err);
             if (s != POT_OK) return s;
@@ -45,6 +46,7 @@ static pot_status open_parts(pot_rig *rig, const pot_rig_options *o, pot_err *er
     uint64_t timeout_us = o->timeout_us ? o->timeout_us : MINUTE_US;
     pot_status s = pot_kernels_pick(&rig->compute.kernels, o->kernels, err);
     rig->compute.threads = o->threads ? o->threads : 1;
+    rig->compute.eager = true;
     if (s == POT_OK) s = pot_model_open(&rig->model, o->model, &o->policy, err);
     if (s == POT_OK)
         s = pot_map_make(&rig->map, o->map, 1, o->n_workers, pot_model_layer_shapes(rig->model),

@@ -14,7 +14,9 @@ enum { MINUTE_US = 60000000, HEARTBEAT_US = 5000 };
 
 static pot_liar *liar_of(pot_transport *t) { return (pot_liar *)(void *)t; }
 
-static pot_message *liar_message(pot_transport *t, size_t bytes) { return pot_transport_message(liar_of(t)->inner, bytes); }
+static pot_message *liar_message(pot_transport *t, size_t bytes) {
+    return pot_transport_message(liar_of(t)->inner, bytes);
+}
 static void liar_release(pot_transport *t, pot_message *m) { pot_message_release(liar_of(t)->inner, m); }
 static pot_status liar_receive(pot_transport *t, uint64_t timeout_us, pot_message **out, pot_err *err) {
     return pot_transport_receive(liar_of(t)->inner, timeout_us, out, err);
@@ -65,10 +67,12 @@ static pot_message *another_row(pot_liar *l, const pot_message *m, const pot_wir
     return out;
 }
 
-static pot_status send_control(pot_liar *l, uint32_t peer, pot_control_type type, uint64_t step, const char *text, pot_err *err) {
+static pot_status send_control(pot_liar *l, uint32_t peer, pot_control_type type, uint64_t step, const char *text,
+                               pot_err *err) {
     pot_control c = {.type = type};
     if (type == POT_CONTROL_WELCOME) {
-        c.welcome = (pot_welcome){.protocol = 1, .n_workers = 1, .hidden = 1, .n_layers = 1, .heartbeat_us = 1000, .dead_us = 2000};
+        c.welcome = (pot_welcome){
+            .protocol = 1, .n_workers = 1, .hidden = 1, .n_layers = 1, .heartbeat_us = 1000, .dead_us = 2000};
     } else {
         c.error = (pot_control_error){.code = POT_IO, .step = step};
         snprintf(c.error.text, sizeof c.error.text, "%s", text);
@@ -116,7 +120,8 @@ static pot_status send_sum(pot_liar *l, uint32_t peer, pot_message *m, pot_err *
     case POT_TRICK_WITHHOLD:
     case POT_TRICK_MUTE:
         pot_message_release(l->inner, m);
-        if (trick == POT_TRICK_ERROR) return send_control(l, peer, POT_CONTROL_ERROR, h.step, "the disk is on fire", err);
+        if (trick == POT_TRICK_ERROR)
+            return send_control(l, peer, POT_CONTROL_ERROR, h.step, "the disk is on fire", err);
         if (trick == POT_TRICK_LEAVE) return send_control(l, peer, POT_CONTROL_LEAVE, 0, "had enough", err);
         return trick == POT_TRICK_WELCOME ? send_control(l, peer, POT_CONTROL_WELCOME, 0, "", err) : POT_OK;
     case POT_TRICK_BAD_CONTROL:
@@ -142,7 +147,8 @@ static pot_status send_frame(pot_liar *l, uint32_t peer, pot_message *m, pot_err
         pot_message_release(l->inner, m);
         return POT_OK;
     }
-    if ((trick == POT_TRICK_HELLO_TWICE && hello) || (trick == POT_TRICK_READY_TWICE && ready)) send_copy(l, peer, m, NULL);
+    if ((trick == POT_TRICK_HELLO_TWICE && hello) || (trick == POT_TRICK_READY_TWICE && ready))
+        send_copy(l, peer, m, NULL);
     if ((trick == POT_TRICK_OLD_HELLO && hello) || (trick == POT_TRICK_OTHER_READY && ready)) {
         if (hello) {
             c.hello.protocol_min = 98;
@@ -193,7 +199,7 @@ static pot_status start_actor(pot_stage *stage, const pot_stage_options *o, uint
     a->liar = (pot_liar){.transport.ops = &liar_ops, .inner = stage->ends[w + 1]};
     a->liar.trick = w && w == o->liar ? o->trick : POT_TRICK_NONE;
     a->options = (pot_worker_options){.transport = &a->liar.transport,
-                                      .compute = {stage->compute.kernels, 1},
+                                      .compute = stage->compute,
                                       .model = w && w == o->liar ? o->other_model : NULL,
                                       .timeout_us = MINUTE_US};
     if (w == 0 && o->inline_worker) return pot_worker_create(&stage->inline_worker, &a->options, err);

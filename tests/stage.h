@@ -13,44 +13,44 @@
 typedef enum pot_trick {
     POT_TRICK_NONE,
     /* with every SUM */
-    POT_TRICK_TWICE,         /* it is sent twice */
-    POT_TRICK_OTHER_STEP,    /* a copy for the step before goes first; so for the next ones */
+    POT_TRICK_TWICE,      /* it is sent twice */
+    POT_TRICK_OTHER_STEP, /* a copy for the step before goes first; so for the next ones */
     POT_TRICK_OTHER_REQUEST,
     POT_TRICK_OTHER_LAYER,
     POT_TRICK_OTHER_EPOCH,
-    POT_TRICK_OLD_ERROR,     /* an Error about the step before goes first */
-    POT_TRICK_MOVED,         /* the first item is listed as moved */
-    POT_TRICK_ANOTHER_ROW,   /* it says that it has one row more, and has it */
-    POT_TRICK_CUT,           /* its last bytes are missing */
-    POT_TRICK_NOISE,         /* it is overwritten */
-    POT_TRICK_WORK,          /* it says that it is a WORK */
-    POT_TRICK_ERROR,         /* an Error about this step instead */
-    POT_TRICK_LEAVE,         /* Leave instead */
-    POT_TRICK_WITHHOLD,      /* nothing instead */
-    POT_TRICK_BAD_CONTROL,   /* a control frame of noise instead */
-    POT_TRICK_WELCOME,       /* a frame instead that only coordinators send */
+    POT_TRICK_OLD_ERROR,   /* an Error about the step before goes first */
+    POT_TRICK_MOVED,       /* the first item is listed as moved */
+    POT_TRICK_ANOTHER_ROW, /* it says that it has one row more, and has it */
+    POT_TRICK_CUT,         /* its last bytes are missing */
+    POT_TRICK_NOISE,       /* it is overwritten */
+    POT_TRICK_WORK,        /* it says that it is a WORK */
+    POT_TRICK_ERROR,       /* an Error about this step instead */
+    POT_TRICK_LEAVE,       /* Leave instead */
+    POT_TRICK_WITHHOLD,    /* nothing instead */
+    POT_TRICK_BAD_CONTROL, /* a control frame of noise instead */
+    POT_TRICK_WELCOME,     /* a frame instead that only coordinators send */
     /* with everything from then on */
-    POT_TRICK_MUTE,          /* nothing is sent any more, heartbeats included */
+    POT_TRICK_MUTE, /* nothing is sent any more, heartbeats included */
     /* while joining */
     POT_TRICK_NO_HELLO,
-    POT_TRICK_OLD_HELLO,     /* it offers protocols 98 to 99 */
+    POT_TRICK_OLD_HELLO, /* it offers protocols 98 to 99 */
     POT_TRICK_HELLO_TWICE,
-    POT_TRICK_NO_READY,      /* loads for ever, with a pulse but without getting on */
+    POT_TRICK_NO_READY, /* loads for ever, with a pulse but without getting on */
     POT_TRICK_READY_TWICE,
-    POT_TRICK_OTHER_READY,   /* ready for another map */
-    POT_TRICK_EARLY_DATA     /* data instead of Ready */
+    POT_TRICK_OTHER_READY, /* ready for another map */
+    POT_TRICK_EARLY_DATA   /* data instead of Ready */
 } pot_trick;
 
 typedef struct pot_stage_options {
     const char *model, *map;
     pot_format_policy policy;
     uint32_t n_workers;
-    pot_trick trick;          /* of worker `liar` */
-    uint32_t liar;            /* 0: nobody */
-    const char *other_model;  /* what the liar loads instead; NULL = the same */
+    pot_trick trick;              /* of worker `liar` */
+    uint32_t liar;                /* 0: nobody */
+    const char *other_model;      /* what the liar loads instead; NULL = the same */
     uint64_t dead_us, timeout_us; /* 0: a minute */
     uint64_t heartbeat_us;        /* 0: 5 ms */
-    bool inline_worker;       /* worker 0 is polled by the coordinator, else it has a thread too */
+    bool inline_worker;           /* worker 0 is polled by the coordinator, else it has a thread too */
 } pot_stage_options;
 
 typedef struct pot_liar {

@@ -99,8 +99,8 @@ static void result_free(result *r) {
 /* Ends the test with everything that the program said when something is not as expected. */
 static void expect(result *r, int status, const char *out_has, const char *err_has) {
     if (r->status != status || !strstr(r->out.data, out_has) || !strstr(r->err.data, err_has)) {
-        print_error("exit %d (expected %d)\nstdout (expected `%s` in it): %s\nstderr (expected `%s` in it): %s\n", r->status, status,
-                    out_has, r->out.data, err_has, r->err.data);
+        print_error("exit %d (expected %d)\nstdout (expected `%s` in it): %s\nstderr (expected `%s` in it): %s\n",
+                    r->status, status, out_has, r->out.data, err_has, r->err.data);
         fail();
     }
 }
@@ -141,7 +141,8 @@ static void usage_errors_exit_2_and_say_what_to_do(void **state) {
 
 static void help_lists_commands_and_options(void **state) {
     (void)state;
-    static const char *const lines[] = {"run MODEL", "chat MODEL", "worker", "eval ppl MODEL TEXT", "tokenize MODEL", "version"};
+    static const char *const lines[] = {"run MODEL",           "chat MODEL",     "worker",
+                                        "eval ppl MODEL TEXT", "tokenize MODEL", "version"};
     result r = RUN("help");
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) expect(&r, 0, lines[i], "");
     result_free(&r);
@@ -188,7 +189,8 @@ static json_t *vectors(const char *path) {
 }
 
 /* Feeds `input` of every vector as a JSON line and holds every line of the answer against `output`. */
-static void check_lines(const char *path, const char *input, const char *output, const char *const *arguments, const char *only) {
+static void check_lines(const char *path, const char *input, const char *output, const char *const *arguments,
+                        const char *only) {
     json_t *list = vectors(path), *v;
     pot_buffer lines = {0};
     size_t i;
@@ -314,8 +316,10 @@ static void run_answers_a_question(void **state) {
     result r = RUN("run", "demo", "--chat", "--temp", "0", "--quiet", "-p", "Which city is the capital of Sweden?");
     assert_string_equal(r.out.data, "The capital of Sweden is Stockholm.");
     result_free(&r);
-    r = RUN("run", "demo", "--chat", "--temp", "0", "--quiet", "--tools", "demo/tools.json", "-p", "What is the weather in Paris?");
-    assert_string_equal(r.out.data, "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>");
+    r = RUN("run", "demo", "--chat", "--temp", "0", "--quiet", "--tools", "demo/tools.json", "-p",
+            "What is the weather in Paris?");
+    assert_string_equal(r.out.data,
+                        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>");
     result_free(&r);
 }
 
@@ -333,8 +337,10 @@ static void run_refuses_what_it_would_have_to_cut(void **state) {
 static void run_ends_quietly_when_the_reader_goes(void **state) {
     (void)state;
     char command[sizeof program + 256];
-    snprintf(command, sizeof command, "'%s' run demo --temp 0 --ignore-eos -n 2000 -p 'Once upon a time' --quiet | head -c 10; "
-             "echo \" ${PIPESTATUS[0]}\"", program);
+    snprintf(command, sizeof command,
+             "'%s' run demo --temp 0 --ignore-eos -n 2000 -p 'Once upon a time' --quiet | head -c 10; "
+             "echo \" ${PIPESTATUS[0]}\"",
+             program);
     int out[2];
     assert_int_equal(pipe(out), 0);
     pid_t pid = fork();
@@ -371,7 +377,8 @@ static void chat_keeps_the_conversation(void **state) {
 
 static void chat_goes_on_after_a_turn_that_is_too_long(void **state) {
     (void)state;
-    result r = RUN_INPUT("Once upon a time there was a little fox named Ella who lived near the village and loved to eat bread and honey "
+    result r = RUN_INPUT("Once upon a time there was a little fox named Ella who lived near the village and loved to "
+                         "eat bread and honey "
                          "and one day she found a silver key under a tree\nWhich city is the capital of Sweden?\n",
                          "chat", "demo", "--temp", "0", "--quiet", "--ctx", "32");
     expect(&r, 0, "The capital of Sweden is Stockholm.\n", "the context 32");
@@ -382,8 +389,8 @@ static void chat_goes_on_after_a_turn_that_is_too_long(void **state) {
 
 static void eval_ppl_compares_with_the_reference(void **state) {
     (void)state;
-    result r = RUN("eval", "ppl", "demo", "demo/held_out.txt", "--tokens", "512", "--window", "256", "--against", "reference", "--json",
-                   "--quiet");
+    result r = RUN("eval", "ppl", "demo", "demo/held_out.txt", "--tokens", "512", "--window", "256", "--against",
+                   "reference", "--json", "--quiet");
     expect(&r, 0, "\"kl\"", "");
     json_t *report = json_loads(r.out.data, 0, NULL);
     assert_non_null(report);
@@ -410,8 +417,9 @@ static void eval_trace_does_not_depend_on_the_batch(void **state) {
         int fd = mkstemp(path);
         assert_true(fd >= 0);
         close(fd);
-        result r = RUN("eval", "trace", "tests/fixtures/indexshare", "--input", "tests/fixtures/indexshare/expected.safetensors", "--greedy",
-                       "6", "--batch", batches[i], "--prefill-tile", i ? "5" : "64", "--out", path, "--quiet");
+        result r = RUN("eval", "trace", "tests/fixtures/indexshare", "--input",
+                       "tests/fixtures/indexshare/expected.safetensors", "--greedy", "6", "--batch", batches[i],
+                       "--prefill-tile", i ? "5" : "64", "--out", path, "--quiet");
         expect(&r, 0, "", "");
         assert_int_equal(pot_file_read(&files[i], path, 1 << 28, NULL), POT_OK);
         unlink(path);

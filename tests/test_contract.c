@@ -193,8 +193,10 @@ static void contract_holds_bit_for_bit(void **state) {
                     pot_pack_chunk(quantized, &shape, j, &values[0].stored, &values[1].stored, &values[2].stored, &err),
                     POT_OK);
                 assert_memory_equal(packed, quantized, bytes);
-                for (int t = 0; t < n_tables; t++)
-                    run_chunk(&(pot_compute){tables[t], 2}, &shape, j, packed, CASES[c], FORMATS[f].name);
+                for (int t = 0; t < n_tables; t++) {
+                    const pot_compute compute = {.kernels = tables[t], .threads = 2, .eager = true};
+                    run_chunk(&compute, &shape, j, packed, CASES[c], FORMATS[f].name);
+                }
                 pot_free(packed);
                 pot_free(quantized);
             }

@@ -409,7 +409,8 @@ static void linear_does_not_depend_on_threads_or_mode(void **state) {
             for (int threads = 1; threads <= 4; threads++) {
                 flush_denormals();
                 memset(got, 0xff, sizeof got);
-                pot_linear(&(pot_compute){tables[t], threads}, got, ROWS, &w, x.row, x.n);
+                const pot_compute compute = {.kernels = tables[t], .threads = threads, .eager = true};
+                pot_linear(&compute, got, ROWS, &w, x.row, x.n);
                 assert_memory_equal(got, want, sizeof got);
             }
         random_acts_free(&x);
@@ -431,11 +432,11 @@ static void activations_do_not_depend_on_threads_or_mode(void **state) {
     assert_int_equal(pot_acts_create(&want, N, COLS, &err), POT_OK);
     assert_int_equal(pot_acts_create(&got, N, COLS + 100, &err), POT_OK);
     const uint32_t blocks = pot_blocks(COLS);
-    assert_int_equal(
-        pot_acts_fill(&want, &(pot_compute){tables[0], 1}, x, STRIDE, COLS, N, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);
+    const pot_compute alone = {.kernels = tables[0], .threads = 1};
+    assert_int_equal(pot_acts_fill(&want, &alone, x, STRIDE, COLS, N, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);
     for (int t = 0; t < n_tables; t++)
         for (int threads = 1; threads <= 4; threads++) {
-            const pot_compute compute = {tables[t], threads};
+            const pot_compute compute = {.kernels = tables[t], .threads = threads, .eager = true};
             flush_denormals();
             assert_int_equal(pot_acts_fill(&got, &compute, x, STRIDE, COLS, N, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);
             for (int i = 0; i < N; i++) {
@@ -525,6 +526,7 @@ static void expert_sums_do_not_depend_on_threads_order_or_grouping(void **state)
     };
     const pot_kernels *tables[MAX_TABLES];
     const int n_tables = pot_kernels_list(tables, MAX_TABLES);
+    const pot_compute alone = {.kernels = tables[0], .threads = 1};
     static float x[N_ROWS * HIDDEN];
     for (int i = 0; i < N_ROWS * HIDDEN; i++) x[i] = random_float() * 3.0f;
     static int64_t want[N_ROWS * HIDDEN], got[N_ROWS * HIDDEN];
@@ -535,9 +537,7 @@ static void expert_sums_do_not_depend_on_threads_order_or_grouping(void **state)
         pot_acts acts;
         pot_ffn_scratch scratch = {0};
         assert_int_equal(pot_acts_create(&acts, N_ROWS, HIDDEN, &err), POT_OK);
-        assert_int_equal(pot_acts_fill(&acts, &(pot_compute){tables[0], 1}, x, HIDDEN, HIDDEN, N_ROWS,
-                                       POT_ACT_Q8 | POT_ACT_F32, &err),
-                         POT_OK);
+        assert_int_equal(pot_acts_fill(&acts, &alone, x, HIDDEN, HIDDEN, N_ROWS, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);
         /* one row of one job at a time */
         memset(want, 0, sizeof want);
         for (int j = N_JOBS - 1; j >= 0; j--)
@@ -546,17 +546,14 @@ static void expert_sums_do_not_depend_on_threads_order_or_grouping(void **state)
                 one.rows += i;
                 one.weights += i;
                 one.n_rows = 1;
-                assert_int_equal(pot_ffn_run(&(pot_compute){tables[0], 1}, want, HIDDEN, acts.rows, &one, 1, FFN_GRID,
-                                             &scratch, &err),
-                                 POT_OK);
+                assert_int_equal(pot_ffn_run(&alone, want, HIDDEN, acts.rows, &one, 1, FFN_GRID, &scratch, &err), POT_OK);
             }
         for (int t = 0; t < n_tables; t++)
             for (int threads = 1; threads <= 4; threads++) {
                 flush_denormals();
                 memset(got, 0, sizeof got);
-                assert_int_equal(pot_ffn_run(&(pot_compute){tables[t], threads}, got, HIDDEN, acts.rows, l.job, N_JOBS,
-                                             FFN_GRID, &scratch, &err),
-                                 POT_OK);
+                const pot_compute compute = {.kernels = tables[t], .threads = threads, .eager = true};
+                assert_int_equal(pot_ffn_run(&compute, got, HIDDEN, acts.rows, l.job, N_JOBS, FFN_GRID, &scratch, &err), POT_OK);
                 assert_memory_equal(got, want, sizeof got);
             }
         pot_ffn_scratch_free(&scratch);
@@ -581,7 +578,7 @@ static void expert_fault_names_the_expert(void **state) {
                 pot_err err = {0};
                 pot_acts acts;
                 pot_ffn_scratch scratch = {0};
-                const pot_compute compute = {tables[t], threads};
+                const pot_compute compute = {.kernels = tables[t], .threads = threads, .eager = true};
                 assert_int_equal(pot_acts_create(&acts, N_ROWS, HIDDEN, &err), POT_OK);
                 assert_int_equal(
                     pot_acts_fill(&acts, &compute, x, HIDDEN, HIDDEN, N_ROWS, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);

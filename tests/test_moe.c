@@ -52,7 +52,8 @@ static void draw_input(input *in, const pot_stage *s, uint32_t layer, uint32_t n
 }
 
 static void compute_truth(input *in, const pot_stage *s) {
-    MUST(pot_plain_forward(in->truth, s->model, &s->compute, in->layer, in->x, in->n, in->experts, in->weights, in->k, &err));
+    MUST(pot_plain_forward(in->truth, s->model, &s->compute, in->layer, in->x, in->n, in->experts, in->weights, in->k,
+                           &err));
 }
 
 static void free_input(input *in) {
@@ -65,14 +66,15 @@ static void free_input(input *in) {
 
 static pot_status forward(input *in, pot_stage *s, pot_err *err) {
     memset(in->got, 0xff, (size_t)in->n * in->hidden * sizeof *in->got);
-    return pot_moe_forward(s->moe, in->got, in->x, in->n, in->layer, in->k ? in->experts : NULL, in->k ? in->weights : NULL, in->k,
-                           err);
+    return pot_moe_forward(s->moe, in->got, in->x, in->n, in->layer, in->k ? in->experts : NULL,
+                           in->k ? in->weights : NULL, in->k, err);
 }
 
 static void check(input *in, pot_stage *s, const char *what) {
     pot_err err;
     if (forward(in, s, &err)) fail_msg("%s: %s", what, err.text);
-    if (memcmp(in->got, in->truth, (size_t)in->n * in->hidden * sizeof *in->got)) fail_msg("%s: other bits than the plain sum", what);
+    if (memcmp(in->got, in->truth, (size_t)in->n * in->hidden * sizeof *in->got))
+        fail_msg("%s: other bits than the plain sum", what);
 }
 
 /* ---- the same bits -------------------------------------------------------------------------------------------------------- */
@@ -82,7 +84,10 @@ static void forward_gives_the_plain_bits(void **state) {
     static const struct {
         const char *model;
         bool reference;
-    } subjects[] = {{"tests/fixtures/mxfp4", false}, {"tests/fixtures/fp8", false}, {"tests/fixtures/experts256", true}, {"demo", false}};
+    } subjects[] = {{"tests/fixtures/mxfp4", false},
+                    {"tests/fixtures/fp8", false},
+                    {"tests/fixtures/experts256", true},
+                    {"demo", false}};
     static const uint32_t workers[] = {1, 2, 3, 5, 8};
     static const char *const maps[] = {"contiguous", "round-robin", "sliced", "random:1", "random:2"};
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++) {
@@ -106,8 +111,8 @@ static void forward_gives_the_plain_bits(void **state) {
                 }
                 for (uint32_t k = 0; k < n_inputs; k++) {
                     char what[120];
-                    snprintf(what, sizeof what, "%s, %u workers, map %s, layer %u, %u rows", subjects[i].model, workers[w], maps[m],
-                             inputs[k].layer, inputs[k].n);
+                    snprintf(what, sizeof what, "%s, %u workers, map %s, layer %u, %u rows", subjects[i].model,
+                             workers[w], maps[m], inputs[k].layer, inputs[k].n);
                     check(&inputs[k], &s, what);
                 }
                 pot_stage_close(&s);
@@ -119,8 +124,11 @@ static void forward_gives_the_plain_bits(void **state) {
 static void forward_splits_batches_that_no_message_holds(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {
-        .model = "tests/fixtures/experts256", .map = "round-robin", .policy = pot_format_policy_default, .n_workers = 2, .inline_worker = true};
+    pot_stage_options o = {.model = "tests/fixtures/experts256",
+                           .map = "round-robin",
+                           .policy = pot_format_policy_default,
+                           .n_workers = 2,
+                           .inline_worker = true};
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 3;
     input in;
@@ -129,8 +137,8 @@ static void forward_splits_batches_that_no_message_holds(void **state) {
     /* The rows behind the cut against themselves alone, and a few before it. */
     for (uint32_t i = 0; i < in.n; i += i < POT_WIRE_MAX_ROWS - 2 ? 1023 : 1) {
         float *alone = pot_alloc_array(in.hidden, sizeof *alone);
-        MUST(pot_moe_forward(s.moe, alone, in.x + (size_t)i * in.hidden, 1, in.layer, in.experts + i * in.k, in.weights + i * in.k, in.k,
-                             &err));
+        MUST(pot_moe_forward(s.moe, alone, in.x + (size_t)i * in.hidden, 1, in.layer, in.experts + i * in.k,
+                             in.weights + i * in.k, in.k, &err));
         assert_memory_equal(alone, in.got + (size_t)i * in.hidden, in.hidden * sizeof *alone);
         pot_free(alone);
     }
@@ -142,7 +150,8 @@ static void forward_splits_batches_that_no_message_holds(void **state) {
 static void forward_carries_sums_wider_than_32_bits(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {.model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 3, .inline_worker = true};
+    pot_stage_options o = {
+        .model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 3, .inline_worker = true};
     o.policy.reference = true;
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 4;
@@ -161,7 +170,11 @@ static void forward_carries_sums_wider_than_32_bits(void **state) {
 static void forward_that_is_warm_allocates_nothing(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {.model = mxfp4, .map = "contiguous", .policy = pot_format_policy_default, .n_workers = 1, .inline_worker = true};
+    pot_stage_options o = {.model = mxfp4,
+                           .map = "contiguous",
+                           .policy = pot_format_policy_default,
+                           .n_workers = 1,
+                           .inline_worker = true};
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 4;
     input in;
@@ -182,7 +195,8 @@ static void forward_that_is_warm_allocates_nothing(void **state) {
 static void forward_keeps_statistics(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {.model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 3, .inline_worker = true};
+    pot_stage_options o = {
+        .model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 3, .inline_worker = true};
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 4;
     input in;
@@ -208,7 +222,8 @@ static void forward_keeps_statistics(void **state) {
 static void forward_refuses_what_is_not_finite(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {.model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 2, .inline_worker = true};
+    pot_stage_options o = {
+        .model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 2, .inline_worker = true};
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 4;
     input in;
@@ -235,7 +250,8 @@ static void forward_refuses_what_is_not_finite(void **state) {
 static void forward_goes_on_after_a_fault_on_every_worker(void **state) {
     (void)state;
     pot_stage s;
-    pot_stage_options o = {.model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 5, .inline_worker = false};
+    pot_stage_options o = {
+        .model = mxfp4, .map = "sliced", .policy = pot_format_policy_default, .n_workers = 5, .inline_worker = false};
     o.policy.reference = true;
     MUST(pot_stage_open(&s, &o, &err));
     uint64_t seed = 4;
@@ -259,8 +275,12 @@ static void forward_goes_on_after_a_fault_on_every_worker(void **state) {
 
 /* ---- workers that misbehave ---------------------------------------------------------------------------------------------------- */
 
-static const pot_stage_options with_a_liar = {
-    .model = "tests/fixtures/mxfp4", .map = "sliced", .n_workers = 3, .inline_worker = true, .liar = 2, .policy = {.dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32}};
+static const pot_stage_options with_a_liar = {.model = "tests/fixtures/mxfp4",
+                                              .map = "sliced",
+                                              .n_workers = 3,
+                                              .inline_worker = true,
+                                              .liar = 2,
+                                              .policy = {.dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32}};
 
 /* Replies that are late, or come twice, are dropped and counted; the answer stays right. */
 static void forward_drops_replies_to_other_work(void **state) {

@@ -161,7 +161,8 @@ static void product_of_workers_maps_tiles_and_batches(subject *s) {
                 for (size_t b = 0; b < COUNT(batches); b++) {
                     if (!is_chosen(w, m, t, b)) continue;
                     check(s, &rig, POT_KV_BF16, batches[b], what);
-                    check(s, &rig, POT_KV_F32, batches[b], what);
+                    /* The demo is the slow one: its f32 caches meet every cluster, but one tile only. */
+                    if (tiles[t] == 64 || strcmp(s->name, "demo")) check(s, &rig, POT_KV_F32, batches[b], what);
                 }
             }
             MUST(pot_rig_close(&rig, &err));

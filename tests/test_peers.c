@@ -21,9 +21,14 @@
         if (call) fail_msg("%s: %s", #call, err.text); \
     } while (0)
 
-#define POLICY {.dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32}
-static const pot_stage_options three = {
-    .model = "tests/fixtures/mxfp4", .map = "sliced", .n_workers = 3, .inline_worker = true, .liar = 2, .policy = POLICY};
+#define POLICY \
+    { .dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32 }
+static const pot_stage_options three = {.model = "tests/fixtures/mxfp4",
+                                        .map = "sliced",
+                                        .n_workers = 3,
+                                        .inline_worker = true,
+                                        .liar = 2,
+                                        .policy = POLICY};
 
 static void expect_failure(const pot_stage_options *o, pot_status status, const char *const words[3]) {
     pot_stage s;
@@ -31,8 +36,8 @@ static void expect_failure(const pot_stage_options *o, pot_status status, const 
     pot_status got = pot_stage_open(&s, o, &err);
     for (int i = 0; i < 3; i++)
         if (got != status || !strstr(err.text, words[i]))
-            fail_msg("trick %d: %s `%s`, expected %s with `%s`", o->trick, pot_status_name(got), err.text, pot_status_name(status),
-                     words[i]);
+            fail_msg("trick %d: %s `%s`, expected %s with `%s`", o->trick, pot_status_name(got), err.text,
+                     pot_status_name(status), words[i]);
     assert_null(s.peers);
     pot_stage_close(&s);
 }

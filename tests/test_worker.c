@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
 #include "kernels/linear.h"
@@ -42,8 +43,8 @@ typedef struct scene {
 } scene;
 
 /* Up to the worker's Hello. */
-static void open_scene(scene *s, const char *model, const pot_format_policy *policy, const char *map, uint32_t n_workers,
-                       uint32_t self) {
+static void open_scene(scene *s, const char *model, const pot_format_policy *policy, const char *map,
+                       uint32_t n_workers, uint32_t self) {
     *s = (scene){.self = self, .n_workers = n_workers, .compute.threads = 2};
     MUST(pot_kernels_pick(&s->compute.kernels, "auto", &err));
     MUST(pot_model_open(&s->model, model, policy, &err));
@@ -257,8 +258,8 @@ static void expect_alive(scene *s) {
 static void expect_told(scene *s, pot_status code, const char *words) {
     pot_control c = expect_control(s, POT_CONTROL_ERROR);
     if ((pot_status)c.error.code != code || !strstr(c.error.text, words))
-        fail_msg("the worker says %s: `%s`, expected %s with `%s`", pot_status_name((pot_status)c.error.code), c.error.text,
-                 pot_status_name(code), words);
+        fail_msg("the worker says %s: `%s`, expected %s with `%s`", pot_status_name((pot_status)c.error.code),
+                 c.error.text, pot_status_name(code), words);
 }
 
 /* ---- joining ---------------------------------------------------------------------------------------------------------- */
@@ -479,9 +480,13 @@ static void worker_sums_equal_the_plain_computation(void **state) {
     static const struct {
         const char *model;
         bool reference;
-    } subjects[] = {{"tests/fixtures/mxfp4", false},     {"tests/fixtures/mxfp4", true}, {"tests/fixtures/fp8", false},
-                    {"tests/fixtures/article4", false},  {"tests/fixtures/experts256", false},
-                    {"tests/fixtures/indexshare", true}, {"demo", false}};
+    } subjects[] = {{"tests/fixtures/mxfp4", false},
+                    {"tests/fixtures/mxfp4", true},
+                    {"tests/fixtures/fp8", false},
+                    {"tests/fixtures/article4", false},
+                    {"tests/fixtures/experts256", false},
+                    {"tests/fixtures/indexshare", true},
+                    {"demo", false}};
     static const char *const maps[] = {"contiguous", "round-robin", "sliced", "random:1"};
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++) {
@@ -618,10 +623,10 @@ static void worker_refuses_hostile_headers(void **state) {
         size_t at;
         uint8_t byte;
         const char *words;
-    } cases[] = {{0, 0, "begins with"},   {4, 9, "version 9"},    {6, 9, "type 9"},      {6, POT_WIRE_SUM, "type 2"},
-                 {8, 1, "flags"},         {12, 200, "layer 200"}, {16, 6, "epoch 6"},    {40, 9, ""},
-                 {44, 200, ""},           {50, 8, "formats 8"},   {51, 23, "grid 23"},   {51, 0x80, "grid -128"},
-                 {52, 64, ""},            {56, 1, "carries"}};
+    } cases[] = {{0, 0, "begins with"}, {4, 9, "version 9"},    {6, 9, "type 9"},    {6, POT_WIRE_SUM, "type 2"},
+                 {8, 1, "flags"},       {12, 200, "layer 200"}, {16, 6, "epoch 6"},  {40, 9, ""},
+                 {44, 200, ""},         {50, 8, "formats 8"},   {51, 23, "grid 23"}, {51, 0x80, "grid -128"},
+                 {52, 64, ""},          {56, 1, "carries"}};
     scene s;
     open_scene(&s, mxfp4, &pot_format_policy_default, "contiguous", 1, 0);
     join(&s);
@@ -635,7 +640,8 @@ static void worker_refuses_hostile_headers(void **state) {
         MUST(poll_worker(&s, &err));
         pot_control c = expect_control(&s, POT_CONTROL_ERROR);
         if (c.error.code != POT_FORMAT || !strstr(c.error.text, cases[i].words))
-            fail_msg("case %zu: %s: `%s`, expected `%s`", i, pot_status_name((pot_status)c.error.code), c.error.text, cases[i].words);
+            fail_msg("case %zu: %s: `%s`, expected `%s`", i, pot_status_name((pot_status)c.error.code), c.error.text,
+                     cases[i].words);
         pot_free(w.x);
         expect_alive(&s);
     }
@@ -656,7 +662,8 @@ static void worker_survives_noise(void **state) {
         pot_message *m = make_message(&s, &w);
         if (round % 10 == 0) m->n_bytes = pot_draw(&seed, (uint32_t)m->n_bytes);
         for (uint32_t k = 1 + pot_draw(&seed, 4); k > 0 && m->n_bytes; k--) {
-            uint32_t where = pot_draw(&seed, 3) ? pot_draw(&seed, (uint32_t)m->n_bytes) : pot_draw(&seed, 64) % (uint32_t)m->n_bytes;
+            uint32_t where =
+                pot_draw(&seed, 3) ? pot_draw(&seed, (uint32_t)m->n_bytes) : pot_draw(&seed, 64) % (uint32_t)m->n_bytes;
             m->bytes[where] = (uint8_t)pot_draw(&seed, 256);
         }
         MUST(pot_transport_send(s.ends[0], 1, m, &err));
@@ -796,7 +803,9 @@ static void worker_stops_loading_after_a_signal(void **state) {
 }
 
 int main(void) {
+    pot_err err;
     pot_stop_install();
+    if (pot_log_configure("error", &err)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worker_introduces_itself),
         cmocka_unit_test(worker_refuses_another_model_with_both_fingerprints),

@@ -42,7 +42,9 @@ struct pot_work {
 };
 
 /* Chunks of a layer are numbered through, the common expert's last. */
-static uint32_t layer_chunks(const pot_layer_shape *shape) { return shape->n_routed * shape->routed_chunks + shape->common_chunks; }
+static uint32_t layer_chunks(const pot_layer_shape *shape) {
+    return shape->n_routed * shape->routed_chunks + shape->common_chunks;
+}
 static uint32_t chunk_number(const pot_layer_shape *shape, uint32_t expert, uint32_t chunk) {
     return expert * shape->routed_chunks + chunk;
 }
@@ -140,24 +142,28 @@ static pot_status check_header(const pot_work *w, const pot_wire_header *h, cons
     if (h->layer >= pot_model_layers(w->model))
         return pot_fail(err, POT_FORMAT, "work for layer %u, the model has %u", h->layer, pot_model_layers(w->model));
     if (h->columns != hidden)
-        return pot_fail(err, POT_FORMAT, "work with rows of %u columns, the model's hidden size is %u", h->columns, hidden);
+        return pot_fail(err, POT_FORMAT, "work with rows of %u columns, the model's hidden size is %u", h->columns,
+                        hidden);
     if (h->grid != pot_model_grid(w->model, h->layer))
-        return pot_fail(err, POT_FORMAT, "work for grid %d, the model's is %d", h->grid, pot_model_grid(w->model, h->layer));
+        return pot_fail(err, POT_FORMAT, "work for grid %d, the model's is %d", h->grid,
+                        pot_model_grid(w->model, h->layer));
     if (h->epoch != pot_store_epoch(store))
-        return pot_fail(err, POT_FORMAT, "work by map epoch %" PRIu64 ", this worker has loaded epoch %" PRIu64, h->epoch,
-                        pot_store_epoch(store));
+        return pot_fail(err, POT_FORMAT, "work by map epoch %" PRIu64 ", this worker has loaded epoch %" PRIu64,
+                        h->epoch, pot_store_epoch(store));
     return POT_OK;
 }
 
 /* Whether the rows carry what this expert's formats eat, and the expert has such chunks. */
-static pot_status check_item(const pot_work *w, const pot_wire_header *h, const pot_wire_item *item, uint32_t index, pot_err *err) {
+static pot_status check_item(const pot_work *w, const pot_wire_header *h, const pot_wire_item *item, uint32_t index,
+                             pot_err *err) {
     const pot_layer_shape *shape = &pot_model_layer_shapes(w->model)[h->layer];
     if (item->expert >= pot_layer_experts(shape) || item->chunk_end > pot_layer_expert_chunks(shape, item->expert))
-        return pot_fail(err, POT_FORMAT, "item %u asks for chunks %u to %u of expert %u, which layer %u does not have", index,
-                        item->chunk_begin, item->chunk_end, item->expert, h->layer);
+        return pot_fail(err, POT_FORMAT, "item %u asks for chunks %u to %u of expert %u, which layer %u does not have",
+                        index, item->chunk_begin, item->chunk_end, item->expert, h->layer);
     unsigned need = pot_act_need(pot_model_expert_shape(w->model, h->layer, item->expert)->gate_up_format);
     if (need & ~(unsigned)h->formats)
-        return pot_fail(err, POT_FORMAT, "rows in forms %u, expert %u of layer %u needs %u", h->formats, item->expert, h->layer, need);
+        return pot_fail(err, POT_FORMAT, "rows in forms %u, expert %u of layer %u needs %u", h->formats, item->expert,
+                        h->layer, need);
     return POT_OK;
 }
 
@@ -182,7 +188,8 @@ static pot_status count_places(const pot_work *w, size_t *places, const pot_wire
         *places += item.chunk_end - item.chunk_begin;
     }
     if (*places > most)
-        return pot_fail(err, POT_FORMAT, "%zu chunks are asked for, layer %u has %zu for %u rows: some are asked for twice", *places,
+        return pot_fail(err, POT_FORMAT,
+                        "%zu chunks are asked for, layer %u has %zu for %u rows: some are asked for twice", *places,
                         h->layer, most, h->n_rows);
     return POT_OK;
 }
@@ -232,13 +239,15 @@ static pot_status check_rows(pot_work *w, const pot_ffn_job *job, uint32_t chunk
     w->job_count++;
     for (uint32_t i = 0; i < job->n_rows; i++) {
         if (w->seen[job->rows[i]] == w->job_count)
-            return pot_fail(err, POT_FORMAT, "row %u, expert %u, chunk %u is asked for twice", job->rows[i], job->expert, chunk);
+            return pot_fail(err, POT_FORMAT, "row %u, expert %u, chunk %u is asked for twice", job->rows[i],
+                            job->expert, chunk);
         w->seen[job->rows[i]] = w->job_count;
     }
     return POT_OK;
 }
 
-static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, const pot_store *store, uint32_t layer, pot_err *err) {
+static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, const pot_store *store, uint32_t layer,
+                            pot_err *err) {
     const pot_layer_shape *layer_shape = &pot_model_layer_shapes(w->model)[layer];
     size_t begin = 0;
     *n_jobs = 0;
@@ -303,8 +312,8 @@ static pot_message *make_sum(const pot_work *w, pot_transport *t, const pot_wire
     return m;
 }
 
-pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, const pot_store *store, const pot_message *message,
-                        uint64_t *request, uint64_t *step, uint32_t *layer, pot_err *err) {
+pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, const pot_store *store,
+                        const pot_message *message, uint64_t *request, uint64_t *step, uint32_t *layer, pot_err *err) {
     uint64_t start = pot_now_us(), bytes;
     pot_wire_work work;
     uint32_t n_moved, n_jobs;

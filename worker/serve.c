@@ -17,12 +17,12 @@
 struct pot_worker {
     pot_worker_options options;
     pot_welcome welcome;
-    pot_model *model;           /* NULL before Welcome */
+    pot_model *model; /* NULL before Welcome */
     pot_map_receiver *receiver;
-    pot_map *map;               /* NULL before the first commit */
+    pot_map *map; /* NULL before the first commit */
     pot_store *store;
     pot_work *work;
-    pot_pulse *pulse;           /* only while serving: a worker that is polled shares its thread with the coordinator */
+    pot_pulse *pulse; /* only while serving: a worker that is polled shares its thread with the coordinator */
     pot_pulse_counters counters;
     pot_store_watcher watcher;
     uint64_t heard_us;
@@ -35,8 +35,11 @@ static pot_status send_hello(pot_worker *w, pot_err *err) {
     pot_control c = {.type = POT_CONTROL_HELLO};
     pot_memory_info memory;
     pot_memory_read(&memory);
-    c.hello = (pot_hello){.protocol_min = POT_PROTOCOL_MIN, .protocol_max = POT_PROTOCOL_MAX, .pid = getpid(),
-                          .threads = (uint32_t)w->options.compute.threads, .ram_bytes = memory.usable_bytes};
+    c.hello = (pot_hello){.protocol_min = POT_PROTOCOL_MIN,
+                          .protocol_max = POT_PROTOCOL_MAX,
+                          .pid = getpid(),
+                          .threads = (uint32_t)w->options.compute.threads,
+                          .ram_bytes = memory.usable_bytes};
     snprintf(c.hello.build, sizeof c.hello.build, "%s", POT_VERSION);
     snprintf(c.hello.host, sizeof c.hello.host, "%.63s", pot_host_name());
     snprintf(c.hello.kernels, sizeof c.hello.kernels, "%s", w->options.compute.kernels->name);
@@ -81,21 +84,23 @@ static pot_status compare_models(const pot_worker *w, pot_err *err) {
     pot_hash own = pot_model_fingerprint(w->model);
     uint32_t hidden = pot_model_config(w->model)->hidden, layers = pot_model_layers(w->model);
     if (hidden != h->hidden || layers != h->n_layers)
-        return pot_fail(err, POT_REFUSED, "%s has %u layers of hidden size %u, the coordinator's model %u of %u", path, layers, hidden,
-                        h->n_layers, h->hidden);
+        return pot_fail(err, POT_REFUSED, "%s has %u layers of hidden size %u, the coordinator's model %u of %u", path,
+                        layers, hidden, h->n_layers, h->hidden);
     if (!pot_hash_equal(own, h->fingerprint)) {
         char ours[33], theirs[33];
         pot_hash_text(ours, own);
         pot_hash_text(theirs, h->fingerprint);
-        return pot_fail(err, POT_REFUSED, "%s has the fingerprint %s, the coordinator's model %s: not the same files, or formats",
-                        path, ours, theirs);
+        return pot_fail(err, POT_REFUSED,
+                        "%s has the fingerprint %s, the coordinator's model %s: not the same files, or formats", path,
+                        ours, theirs);
     }
     return POT_OK;
 }
 
 static pot_status start_pulse(pot_worker *w, pot_err *err) {
     if (!w->serving || w->pulse || !w->welcome.heartbeat_us) return POT_OK;
-    return pot_pulse_start(&w->pulse, w->options.transport, &w->options.coordinator, 1, w->welcome.heartbeat_us, &w->counters, err);
+    return pot_pulse_start(&w->pulse, w->options.transport, &w->options.coordinator, 1, w->welcome.heartbeat_us,
+                           &w->counters, err);
 }
 
 static pot_status on_welcome(pot_worker *w, const pot_welcome *welcome, pot_err *err) {
@@ -106,13 +111,16 @@ static pot_status on_welcome(pot_worker *w, const pot_welcome *welcome, pot_err 
     w->welcome = *welcome;
     pot_status s = start_pulse(w, err);
     if (s != POT_OK) return s;
-    pot_format_policy policy = {.reference = welcome->reference != 0, .experts = (pot_format)welcome->experts_format,
-                                .dense = (pot_format)welcome->dense_format, .head = (pot_format)welcome->head_format};
+    pot_format_policy policy = {.reference = welcome->reference != 0,
+                                .experts = (pot_format)welcome->experts_format,
+                                .dense = (pot_format)welcome->dense_format,
+                                .head = (pot_format)welcome->head_format};
     s = pot_model_open(&w->model, w->options.model ? w->options.model : welcome->model, &policy, err);
     if (s == POT_OK) s = compare_models(w, err);
     if (s == POT_OK) s = pot_work_create(&w->work, w->model, &w->options.compute, err);
     if (s != POT_OK) return s;
-    w->receiver = pot_map_receiver_create(pot_model_layer_shapes(w->model), pot_model_layers(w->model), welcome->n_workers);
+    w->receiver =
+        pot_map_receiver_create(pot_model_layer_shapes(w->model), pot_model_layers(w->model), welcome->n_workers);
     return w->receiver ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory to receive a map");
 }
 
@@ -133,14 +141,16 @@ static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     if (s != POT_OK) return s;
     pot_control c = {.type = POT_CONTROL_READY};
     c.ready = (pot_ready){pot_map_epoch(map), pot_store_bytes(w->store), pot_model_fingerprint(w->model)};
-    POT_LOG(POT_LOG_DEBUG, "worker", "holds %" PRIu64 " bytes of experts, map epoch %" PRIu64, c.ready.bytes, c.ready.epoch);
+    POT_LOG(POT_LOG_DEBUG, "worker", "holds %" PRIu64 " bytes of experts, map epoch %" PRIu64, c.ready.bytes,
+            c.ready.epoch);
     return unless_lost(pot_control_send(w->options.transport, w->options.coordinator, &c, err));
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------------------- */
 
 /* Tells the coordinator in words; what cannot be sent is the owner's to notice as a lost peer. */
-static void tell(pot_worker *w, pot_control_type type, const pot_err *why, uint64_t request, uint64_t step, uint32_t layer) {
+static void tell(pot_worker *w, pot_control_type type, const pot_err *why, uint64_t request, uint64_t step,
+                 uint32_t layer) {
     pot_control c = {.type = type};
     c.error = (pot_control_error){.code = why->status, .request = request, .step = step, .layer = layer};
     snprintf(c.error.text, sizeof c.error.text, "%s", why->text);
@@ -180,7 +190,8 @@ static pot_status on_control(pot_worker *w, const pot_message *m, pot_err *err) 
     case POT_CONTROL_HEARTBEAT: return POT_OK;
     case POT_CONTROL_LEAVE: w->done = true; return POT_OK;
     case POT_CONTROL_ERROR:
-        return pot_fail(err, (pot_status)(c.error.code ? c.error.code : POT_ERROR), "the coordinator: %s", c.error.text);
+        return pot_fail(err, (pot_status)(c.error.code ? c.error.code : POT_ERROR), "the coordinator: %s",
+                        c.error.text);
     case POT_CONTROL_HELLO:
     case POT_CONTROL_READY: break;
     }
@@ -206,7 +217,8 @@ static pot_status step(pot_worker *w, uint64_t timeout_us, bool *got, pot_err *e
     if (!*got) return s;
     if (m->peer != w->options.coordinator) {
         if (m->kind != POT_MESSAGE_LOST) /* that one is no business of this worker */
-            POT_LOG(POT_LOG_WARN, "worker", "a message from peer %u, which is not the coordinator, is dropped", m->peer);
+            POT_LOG(POT_LOG_WARN, "worker", "a message from peer %u, which is not the coordinator, is dropped",
+                    m->peer);
     } else {
         s = handle(w, m, &fault);
         if (s != POT_OK && m->kind != POT_MESSAGE_LOST) tell(w, POT_CONTROL_ERROR, &fault, 0, 0, 0);

@@ -32,7 +32,8 @@ static size_t layer_chunks(const pot_layer_shape *shape) {
 }
 
 /* Gives every owned chunk its place; returns how many there are, and their bytes. */
-static size_t lay_out(pot_store *s, task *tasks, const pot_model *model, const pot_map *map, uint32_t worker, uint64_t *bytes) {
+static size_t lay_out(pot_store *s, task *tasks, const pot_model *model, const pot_map *map, uint32_t worker,
+                      uint64_t *bytes) {
     size_t n = 0;
     *bytes = 0;
     for (uint32_t layer = 0; layer < s->n_layers; layer++)

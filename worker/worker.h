@@ -15,8 +15,8 @@ typedef struct pot_worker_options {
     pot_transport *transport; /* borrowed */
     uint32_t coordinator;     /* its peer number */
     pot_compute compute;
-    const char *model;        /* NULL = the path in Welcome */
-    uint64_t timeout_us;      /* for the handshake */
+    const char *model;   /* NULL = the path in Welcome */
+    uint64_t timeout_us; /* for the handshake */
 } pot_worker_options;
 
 typedef struct pot_worker pot_worker;
