@@ -224,7 +224,7 @@ check-docs: $(B)/tests/test_options ## docs/options.md and the golden help are i
 	@$(RUN) $(B)/tests/test_options
 
 lint: ## clang-tidy on changed files, cppcheck, shellcheck, codespell
-	@CFLAGS='-std=gnu11 -D_GNU_SOURCE= -I. -I$(B)/gen $(PKG_CFLAGS) $(MPI_CFLAGS)' tests/lint
+	@CFLAGS='-std=gnu11 -D_GNU_SOURCE= -fopenmp -I. -I$(B)/gen $(PKG_CFLAGS) $(MPI_CFLAGS)' tests/lint
 
 SOURCES = $(wildcard $(foreach d,$(LAYERS) bench tests tests/fuzz,$(d)/*.c $(d)/*.h))
 format: ## format the sources with clang-format

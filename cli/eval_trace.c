@@ -51,33 +51,41 @@ static int64_t read_id(const pot_tensor *t, uint64_t i) {
     return memcpy(&narrow, t->data + i * 4, 4), narrow;
 }
 
+static pot_status check_input(const pot_tensor *ids, const char *path, uint32_t batch, pot_err *err) {
+    if (!ids) return pot_fail(err, POT_FORMAT, "%s: there is no tensor input_ids", path);
+    if (ids->dtype != POT_DTYPE_I32 && ids->dtype != POT_DTYPE_I64) {
+        return pot_fail(err, POT_FORMAT, "%s: input_ids is %s, need I32 or I64", path, pot_dtype_name(ids->dtype));
+    }
+    uint64_t count = ids->bytes / pot_dtype_bytes(ids->dtype);
+    if (!count || count > INT32_MAX / batch) {
+        return pot_fail(err, POT_FORMAT, "%s: input_ids has %llu tokens, need 1 to %d", path, (unsigned long long)count,
+                        INT32_MAX / (int)batch);
+    }
+    return POT_OK;
+}
+
+static pot_status take_ids(trace *t, const pot_tensor *ids, const char *path, pot_err *err) {
+    t->n = (uint32_t)(ids->bytes / pot_dtype_bytes(ids->dtype));
+    t->ids = pot_alloc_array(t->n, sizeof *t->ids);
+    if (!t->ids) return pot_fail(err, POT_NO_MEMORY, "no memory for %u tokens", t->n);
+    for (uint32_t i = 0; i < t->n; i++) {
+        int64_t id = read_id(ids, i);
+        if (id < 0 || id > INT32_MAX) {
+            return pot_fail(err, POT_FORMAT, "%s: input_ids[%u] is %lld", path, i, (long long)id);
+        }
+        t->ids[i] = (int32_t)id;
+    }
+    return POT_OK;
+}
+
 static pot_status read_input(trace *t, pot_err *err) {
     const char *path = t->cli->settings->input;
     pot_shards *file = NULL;
     pot_status status = pot_shards_open_file(&file, path, err);
     if (status) return status;
     const pot_tensor *ids = pot_shards_find(file, "input_ids");
-    uint64_t count = ids ? ids->bytes / pot_dtype_bytes(ids->dtype) : 0;
-    if (!ids) {
-        status = pot_fail(err, POT_FORMAT, "%s: there is no tensor input_ids", path);
-    } else if (ids->dtype != POT_DTYPE_I32 && ids->dtype != POT_DTYPE_I64) {
-        status = pot_fail(err, POT_FORMAT, "%s: input_ids is %s, need I32 or I64", path, pot_dtype_name(ids->dtype));
-    } else if (!count || count > INT32_MAX / t->batch) {
-        status = pot_fail(err, POT_FORMAT, "%s: input_ids has %llu tokens, need 1 to %d", path,
-                          (unsigned long long)count, INT32_MAX / (int)t->batch);
-    } else if (!(t->ids = pot_alloc_array(count, sizeof *t->ids))) {
-        status = pot_fail(err, POT_NO_MEMORY, "no memory for %llu tokens", (unsigned long long)count);
-    }
-    for (uint64_t i = 0; !status && i < count; i++) {
-        int64_t id = read_id(ids, i);
-        if (id < 0 || id > INT32_MAX) {
-            status =
-                pot_fail(err, POT_FORMAT, "%s: input_ids[%llu] is %lld", path, (unsigned long long)i, (long long)id);
-        } else {
-            t->ids[i] = (int32_t)id;
-        }
-    }
-    t->n = (uint32_t)count;
+    status = check_input(ids, path, t->batch, err);
+    if (!status) status = take_ids(t, ids, path, err);
     pot_shards_close(file);
     return status;
 }

@@ -73,7 +73,7 @@ pot_status pot_lines_next(pot_lines *lines, const char **line, size_t *bytes, po
             if (status) return status;
             continue;
         }
-        if (!end && !lines->pending.bytes) {
+        if (!start || (!end && !lines->pending.bytes)) {
             *line = NULL;
             *bytes = 0;
             return POT_OK;

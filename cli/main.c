@@ -12,7 +12,6 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
-#include "coordinator/cluster.h"
 
 typedef struct pot_command {
     const char *name; /* one or two words */
@@ -175,9 +174,10 @@ static pot_status run_command(const pot_command *command, int argc, char **argv,
     }
     if (!status) status = check_arguments(command, cli, err);
     if (!status && (command->every_rank || cli->launch.rank == 0)) {
-        cli->settings = &settings;
-        cli->options = options;
-        status = command->function(cli, err);
+        pot_cli call = *cli; /* settings and options live no longer than this call */
+        call.settings = &settings;
+        call.options = options;
+        status = command->function(&call, err);
     }
     pot_options_free(first_options);
     pot_options_free(options);
@@ -237,7 +237,6 @@ int main(int argc, char **argv) {
     pot_err err = {0};
     pot_out out = {0};
     pot_cli cli = {.out = &out};
-    pot_cluster_prepare(argv);
     signal(SIGPIPE, SIG_IGN); /* write() reports a closed pipe, and an orderly end follows */
     pot_stop_install();
     pot_cpus_widen();

@@ -7,9 +7,7 @@
 #include "coordinator/cluster.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -185,13 +183,6 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------------------ */
-
-void pot_cluster_prepare(char **argv) {
-    pot_launch launch;
-    pot_launch_detect(&launch);
-    if (launch.ranks_on_host < 2 || getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "passive", 0)) return;
-    (void)execv("/proc/self/exe", argv); /* where that cannot be done, it is only slower */
-}
 
 static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory,
                         pot_err *err) {

@@ -17,11 +17,6 @@ typedef struct pot_cluster {
     struct pot_cluster_parts *parts; /* transports, bootstrap, own worker */
 } pot_cluster;
 
-/* First in main.  Several ranks on one host share its cores, where OpenMP threads that spin between two parallel regions keep
- * others from computing.  OpenMP reads its wait policy only when it is loaded: unless OMP_WAIT_POLICY is set, such a rank
- * sets it and starts itself once more. */
-void pot_cluster_prepare(char **argv);
-
 /* Rank 0: becomes coordinator and worker 0; *out is ready for pot_engine_forward.  Other ranks: serve as workers until Leave and
  * return with out->engine NULL (the caller then exits with the returned status). */
 pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);

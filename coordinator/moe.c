@@ -166,6 +166,7 @@ static pot_status spread_expert(pot_moe *m, uint32_t layer, uint32_t row, uint32
 static pot_status spread(pot_moe *m, uint32_t n, uint32_t layer, const uint32_t *experts, const float *weights,
                          uint32_t k, pot_err *err) {
     const pot_layer_shape *shape = &pot_model_layer_shapes(m->model)[layer];
+    POT_ASSERT(k == 0 || (experts && weights));
     for (uint32_t w = 0; w < m->n_workers; w++) {
         share *s = &m->shares[w];
         s->n_items = s->n_rows = s->forms = 0;

@@ -57,8 +57,12 @@ pot_status pot_plain_forward(float *y, const pot_model *model, const pot_compute
     uint32_t hidden = pot_model_config(model)->hidden, n_items = 0;
     pot_wire_item *items = pot_alloc_array((size_t)n * (k + 1), sizeof *items);
     int64_t *sums = pot_alloc_array((size_t)n * hidden, sizeof *sums);
-    pot_status s = items && sums ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory for a plain feed-forward");
-    for (uint32_t i = 0; i < n && s == POT_OK; i++) {
+    if (!items || !sums) {
+        pot_free(items);
+        pot_free(sums);
+        return pot_fail(err, POT_NO_MEMORY, "no memory for a plain feed-forward");
+    }
+    for (uint32_t i = 0; i < n; i++) {
         for (uint32_t j = 0; j < k; j++)
             items[n_items++] = (pot_wire_item){.row = i,
                                                .expert = experts[i * k + j],
@@ -68,7 +72,7 @@ pot_status pot_plain_forward(float *y, const pot_model *model, const pot_compute
             items[n_items++] = (pot_wire_item){
                 .row = i, .expert = shape->n_routed, .chunk_end = (uint16_t)shape->common_chunks, .weight = 1};
     }
-    if (s == POT_OK) s = pot_plain_sums(sums, model, compute, layer, x, n, items, n_items, err);
+    pot_status s = pot_plain_sums(sums, model, compute, layer, x, n, items, n_items, err);
     for (size_t i = 0; i < (size_t)n * hidden && s == POT_OK; i++)
         y[i] = (float)sums[i] * ldexpf(1, -pot_model_grid(model, layer));
     pot_free(items);

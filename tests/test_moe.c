@@ -45,7 +45,7 @@ static void draw_input(input *in, const pot_stage *s, uint32_t layer, uint32_t n
     for (uint32_t i = 0; i < n; i++) {
         /* k of n_routed, ascending: each is taken with the probability that leaves enough for the rest. */
         uint32_t wanted = in->k;
-        for (uint32_t e = 0; wanted > 0; e++)
+        for (uint32_t e = 0; wanted > 0 && e < c->n_routed; e++)
             if (pot_draw(seed, c->n_routed - e) < wanted) in->experts[(i + 1) * in->k - wanted--] = e;
         for (uint32_t j = 0; j < in->k; j++) in->weights[i * in->k + j] = pot_draw_float(seed);
     }
@@ -105,8 +105,9 @@ static void forward_gives_the_plain_bits(void **state) {
                 MUST(pot_stage_open(&s, &o, &err));
                 uint32_t layers = pot_model_layers(s.model);
                 uint64_t seed = 7;
-                for (uint32_t l = 0; n_inputs < 16 && n_inputs < 2 * layers; l = (l + 1) % layers) {
-                    draw_input(&inputs[n_inputs], &s, l, n_inputs < layers ? 1 : 5, &seed);
+                while (n_inputs < 16 && n_inputs < 2 * layers) {
+                    draw_input(&inputs[n_inputs], &s, n_inputs < layers ? n_inputs : n_inputs - layers,
+                               n_inputs < layers ? 1 : 5, &seed);
                     compute_truth(&inputs[n_inputs++], &s);
                 }
                 for (uint32_t k = 0; k < n_inputs; k++) {
