@@ -17,7 +17,8 @@ enum { COLS = 256, MOST_ROWS = 16384, ROUNDS = 300, REPEATS = 7, PAUSE = 3000 };
 
 /* Between two products of a model there is work in one thread: long enough for a core to fall asleep, but not for spinning to end. */
 static void work_alone(void) {
-    for (volatile int i = 0; i < PAUSE; i++) {}
+    for (volatile int i = 0; i < PAUSE; i++) {
+    }
 }
 
 static void multiply(float *y, const pot_kernels *k, const pot_matrix *w, const pot_act_row *x, int threads) {
@@ -29,7 +30,8 @@ static void multiply(float *y, const pot_kernels *k, const pot_matrix *w, const 
 #pragma omp parallel num_threads(threads)
     {
         uint64_t thread = (uint64_t)omp_get_thread_num(), all = (uint64_t)omp_get_num_threads();
-        k->matmul[w->format](y, w->rows, w, (uint32_t)(tiles * thread / all), (uint32_t)(tiles * (thread + 1) / all), x, 1);
+        k->matmul[w->format](y, w->rows, w, (uint32_t)(tiles * thread / all), (uint32_t)(tiles * (thread + 1) / all), x,
+                             1);
     }
 }
 
@@ -64,12 +66,15 @@ int main(int argc, char **argv) {
     printf("format,products,threads,one_us,split_us\n");
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
         for (uint32_t rows = 64; rows <= MOST_ROWS; rows *= 2) {
-            pot_matrix w = {.tile_stride = pot_tile_bytes(formats[f], COLS, 0), .rows = rows, .cols = COLS, .format = (uint8_t)formats[f]};
+            pot_matrix w = {.tile_stride = pot_tile_bytes(formats[f], COLS, 0),
+                            .rows = rows,
+                            .cols = COLS,
+                            .format = (uint8_t)formats[f]};
             uint8_t *data = pot_alloc_aligned(w.tile_stride * pot_tiles(rows)); /* zeros */
             if (!data) return 1;
             w.data = data;
-            printf("%s,%u,%d,%.1f,%.1f\n", pot_format_get(formats[f])->name, rows * COLS, threads, measure(y, kernels, &w, &x, 1),
-                   measure(y, kernels, &w, &x, threads));
+            printf("%s,%u,%d,%.1f,%.1f\n", pot_format_get(formats[f])->name, rows * COLS, threads,
+                   measure(y, kernels, &w, &x, 1), measure(y, kernels, &w, &x, threads));
             pot_free(data);
         }
     return 0;

@@ -1,9 +1,10 @@
 /* Round trips over the transports, as CSV.  Each case has a side that echoes and a side that measures: two threads for `mem`, two forked
  * processes that exchange addresses over pipes for `ucx`.  `sleep` waits in the kernel at once, `spin` polls before that.
  *
- *   bench_transport [rounds] >bench/results/HOST/transport.csv
+ *   bench_transport [rounds] >bench/results/CPU/transport.csv
  *
- * UCX_TLS=tcp,self in the environment measures TCP instead of shared memory. */
+ * UCX_TLS=tcp,self in the environment measures TCP instead of shared memory.  The lines with 0 bytes are an end that waits and gets
+ * nothing: `rounds` seconds of it, and the share of a core that it takes in percent as the last column. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,15 @@
 
 /* A header, a decode row of q8 activations, a row of int32 sums of GLM-5.2, and a batch that takes the rendezvous. */
 static const size_t sizes[] = {64, 6912, 24 * 1024, 256 * 1024};
-enum { N_SIZES = sizeof sizes / sizeof *sizes, WARM_UP = 200, MOST_ROUNDS = 100000, SPIN_US = 1000, PATIENCE_US = 20000000 };
+enum {
+    N_SIZES = sizeof sizes / sizeof *sizes,
+    WARM_UP = 200,
+    MOST_ROUNDS = 100000,
+    SPIN_US = 1000,
+    PATIENCE_US = 20000000,
+    IDLE_S = 3,
+    GLANCE_US = 100000 /* how often a coordinator that waits looks around */
+};
 
 static void must(bool good, const char *what) {
     if (good) return;
@@ -71,6 +80,15 @@ static double now_us(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
+static void measure_idle(pot_transport *t, const char *transport, const char *wait) {
+    pot_message *m;
+    double start = now_us(), cpu = cpu_us();
+    while (now_us() - start < IDLE_S * 1e6)
+        must(pot_transport_receive(t, GLANCE_US, &m, NULL) == POT_OK && !m, "an unasked message");
+    printf("%s,%s,0,%d,,,,,%.2f\n", transport, wait, IDLE_S, 100 * (cpu_us() - cpu) / (now_us() - start));
+    fflush(stdout);
+}
+
 static void measure(pot_transport *t, uint32_t peer, const char *transport, const char *wait, int rounds) {
     double *took = pot_alloc_array((size_t)rounds, sizeof *took);
     must(took, "no memory");
@@ -85,10 +103,11 @@ static void measure(pot_transport *t, uint32_t peer, const char *transport, cons
         }
         cpu = (cpu_us() - cpu) / rounds;
         qsort(took, (size_t)rounds, sizeof *took, by_value);
-        printf("%s,%s,%zu,%d,%.1f,%.1f,%.1f,%.1f\n", transport, wait, sizes[s], rounds, took[rounds / 2], took[rounds / 10],
-               took[rounds * 9 / 10], cpu);
+        printf("%s,%s,%zu,%d,%.1f,%.1f,%.1f,%.1f,%.1f\n", transport, wait, sizes[s], rounds, took[rounds / 2],
+               took[rounds / 10], took[rounds * 9 / 10], took[(int)(rounds * 0.99)], cpu);
         fflush(stdout);
     }
+    measure_idle(t, transport, wait);
     send(t, peer, 0);
     pot_free(took);
 }
@@ -158,14 +177,30 @@ static void bench_ucx(uint64_t spin_us, int rounds) {
     for (int i = 0; i < 4; i++) close(pipes[i / 2][i % 2]);
 }
 
+/* The first line of what a command prints, or "unknown". */
+static void print_first_line(const char *name, const char *command) {
+    char line[256] = "";
+    FILE *out = popen(command, "r");
+    if (out && fgets(line, sizeof line, out)) line[strcspn(line, "\n")] = 0;
+    if (out) pclose(out);
+    printf("# %s: %s\n", name, line[0] ? line : "unknown");
+}
+
+static void print_head(int rounds) {
+    struct utsname host;
+    uname(&host);
+    print_first_line("commit", "git describe --always --dirty 2>/dev/null");
+    printf("# host: %s %s %s, %d cores\n", host.sysname, host.release, host.machine, pot_cpus_physical());
+    print_first_line("cpu", "sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo");
+    const char *tls = getenv("UCX_TLS");
+    printf("# command: %s%s%sbench_transport %d\n", tls ? "UCX_TLS=" : "", tls ? tls : "", tls ? " " : "", rounds);
+    printf("transport,mode,bytes,n,median_us,p10_us,p90_us,p99_us,cpu_us_a_round\n");
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 2000;
     must(rounds > 0 && rounds <= MOST_ROUNDS, "usage: bench_transport [rounds]");
-    struct utsname host;
-    uname(&host);
-    printf("# potluck %s, %s %s %s, %d cores, UCX_TLS=%s\n# command: bench_transport %d\n", POT_VERSION, host.sysname, host.release,
-           host.machine, pot_cpus_physical(), getenv("UCX_TLS") ? getenv("UCX_TLS") : "(all)", rounds);
-    printf("transport,wait,bytes_each_way,rounds,median_us,p10_us,p90_us,cpu_us_a_round\n");
+    print_head(rounds);
     fflush(stdout); /* before a fork, or it is printed twice */
     bench_mem(rounds);
     bench_ucx(0, rounds);

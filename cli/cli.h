@@ -40,6 +40,8 @@ typedef struct pot_lines {
     bool at_end;
     pot_buffer pending; /* read and not yet given out begins at `begin` */
     size_t begin, scanned;
+    pot_status (*tend)(void *context, pot_err *err); /* called now and then while waiting; may be NULL */
+    void *context;
 } pot_lines;
 enum { POT_LINES_MAX_BYTES = 64 * 1024 * 1024 };
 /* *line (borrowed until the next call, NUL-terminated, without its newline) or NULL at the end.  CANCELLED when a stop signal

@@ -183,8 +183,14 @@ static pot_status turn(conversation *c, const char *line, size_t bytes, pot_err 
     return POT_OK;
 }
 
+/* While nobody types, the workers' signs of life are taken in, and one that has gone is noticed. */
+static pot_status tend(void *context, pot_err *err) {
+    const conversation *c = context;
+    return pot_peers_tend(c->session.cluster.peers, err);
+}
+
 static pot_status converse(conversation *c, pot_err *err) {
-    pot_lines lines = {.fd = STDIN_FILENO};
+    pot_lines lines = {.fd = STDIN_FILENO, .tend = tend, .context = c};
     bool quit = false;
     pot_status status = POT_OK;
     while (!status && !quit && !c->cli->out->closed) {

@@ -138,6 +138,9 @@ static pot_status coordinate(const pot_cli *cli, pot_err *err) {
     pot_tokenizer *tokenizer = NULL;
     pot_tokens prompt = {0};
     pot_session session = {0};
+    const pot_settings *s = cli->settings;
+    if (!s->chat && (s->system || s->tools || s->think))
+        return pot_fail(err, POT_USAGE, "--system, --tools and --think go into the chat template: they need --chat");
     pot_status status = pot_tokenizer_open(&tokenizer, cli->arguments[0], err);
     if (!status) status = make_prompt(&prompt, cli, tokenizer, err);
     if (!status) status = pot_session_open(&session, cli->settings, cli->arguments[0], tokenizer, err);

@@ -8,6 +8,8 @@
 #include "cli/cli.h"
 #include "common/system.h"
 
+enum { TEND_MS = 250 };
+
 pot_status pot_out_write(pot_out *out, const void *data, size_t bytes, pot_err *err) {
     const char *at = data;
     while (bytes && !out->closed) {
@@ -38,8 +40,11 @@ pot_status pot_out_buffer(pot_out *out, pot_buffer *buffer, pot_err *err) {
 /* Reads once more into `pending`; sets at_end. */
 static pot_status fill(pot_lines *lines, pot_err *err) {
     struct pollfd waits[2] = {{.fd = lines->fd, .events = POLLIN}, {.fd = pot_stop_fd(), .events = POLLIN}};
-    while (poll(waits, 2, -1) < 0) {
-        if (errno != EINTR) return pot_fail(err, POT_IO, "cannot wait for input: %s", strerror(errno));
+    for (int ready = 0; ready <= 0;) {
+        ready = poll(waits, 2, lines->tend ? TEND_MS : -1);
+        if (ready < 0 && errno != EINTR) return pot_fail(err, POT_IO, "cannot wait for input: %s", strerror(errno));
+        pot_status status = ready == 0 ? lines->tend(lines->context, err) : POT_OK;
+        if (status) return status;
     }
     if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped while waiting for input");
     char block[65536];

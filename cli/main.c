@@ -1,6 +1,9 @@
 /* potluck COMMAND [arguments] [options]: finds the command, reads its options (files, environment, flags), runs it, words its error
  * once.  Under mpirun the same line runs on every rank; commands that need no cluster do their work on rank 0 and let the
  * other ranks end at once, so that any command may stand behind mpirun. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -227,12 +230,24 @@ static pot_status dispatch(int argc, char **argv, pot_cli *cli, pot_err *err) {
 /* Compute threads that wait must sleep, not spin: with other work on the cores (other ranks, too) OpenMP's default decodes 20 times
  * slower (docs/cluster.md, "Sleeping and waking").  The runtime reads this variable before main() begins, hence a fresh start. */
 static void let_threads_sleep(char **argv) {
+    char self[PATH_MAX];                   /* the link itself would make the process's name "exe" */
     if (getenv("OMP_WAIT_POLICY")) return; /* set by the user, or by us */
-    setenv("OMP_WAIT_POLICY", "passive", 1);
-    execv("/proc/self/exe", argv);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n < 0 || setenv("OMP_WAIT_POLICY", "passive", 1)) return;
+    self[n] = 0;
+    execv(self, argv); /* where that cannot be done, it is only slower */
+}
+
+/* A descriptor that the caller closed would be given to the next file or socket, and text would end up there.  Standard input
+ * and output become /dev/null opened for reading: the one is empty, writing to the other fails as it should. */
+static void keep_standard_descriptors(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 int main(int argc, char **argv) {
+    keep_standard_descriptors();
     let_threads_sleep(argv);
     pot_err err = {0};
     pot_out out = {0};

@@ -38,9 +38,9 @@ typedef struct pot_settings {
     const char *kernels; /* auto | generic | avx2 */
     int64_t threads;     /* 0 = choose */
     /* Cluster */
-    const char *map;       /* contiguous | round-robin | sliced | random:SEED */
-    const char *model;     /* --model: worker's own path */
-    uint64_t spin_us;      /* --spin; UINT64_MAX = auto */
+    const char *map;   /* contiguous | round-robin | sliced | random:SEED */
+    const char *model; /* --model: worker's own path */
+    uint64_t spin_us;  /* --spin; UINT64_MAX = auto */
     uint64_t heartbeat_us, dead_us, timeout_us;
     /* Output */
     const char *log, *config;

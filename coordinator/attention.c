@@ -26,28 +26,28 @@ struct pot_attention {
     const pot_config *config;
     pot_compute compute;
     uint32_t max_tile, head_groups, index_lanes, key_width;
-    pot_acts acts;       /* [max_tile] rows of the widest input */
-    pot_acts head_acts;  /* [max_tile * n_heads]: a head's nope part, later its values in latent space */
-    float *h;            /* [max_tile][hidden] */
-    float *q_res;        /* [max_tile][q_lora] */
-    float *q;            /* [max_tile][heads * (nope + rope)] */
-    float *kv;           /* [max_tile][kv_lora + rope] */
-    float *nope;         /* [heads][max_tile][nope] gathered per head */
-    float *lifted;       /* [heads][max_tile][kv_lora] q~ */
-    float *query;        /* [max_tile][head_groups][key_width][LANES] */
-    float *values;       /* [heads][max_tile][kv_lora] */
-    float *head_out;     /* [heads][max_tile][v] */
-    float *context;      /* [max_tile][heads * v] the same, row by row: the input of o_proj */
-    float *out;          /* [max_tile][hidden] */
-    float *frequencies;  /* [rope / 2] */
+    pot_acts acts;        /* [max_tile] rows of the widest input */
+    pot_acts head_acts;   /* [max_tile * n_heads]: a head's nope part, later its values in latent space */
+    float *h;             /* [max_tile][hidden] */
+    float *q_res;         /* [max_tile][q_lora] */
+    float *q;             /* [max_tile][heads * (nope + rope)] */
+    float *kv;            /* [max_tile][kv_lora + rope] */
+    float *nope;          /* [heads][max_tile][nope] gathered per head */
+    float *lifted;        /* [heads][max_tile][kv_lora] q~ */
+    float *query;         /* [max_tile][head_groups][key_width][LANES] */
+    float *values;        /* [heads][max_tile][kv_lora] */
+    float *head_out;      /* [heads][max_tile][v] */
+    float *context;       /* [max_tile][heads * v] the same, row by row: the input of o_proj */
+    float *out;           /* [max_tile][hidden] */
+    float *frequencies;   /* [rope / 2] */
     float *sine, *cosine; /* [max_tile][rope / 2] */
-    float *index_q;      /* [max_tile][index_heads * index_dim] */
-    float *index_turned; /* [index_dim][index_lanes] */
-    float *index_k;      /* [max_tile][index_dim] */
-    float *index_w;      /* [max_tile][index_heads] */
-    uint8_t *scratch;    /* [threads][scratch_bytes] */
+    float *index_q;       /* [max_tile][index_heads * index_dim] */
+    float *index_turned;  /* [index_dim][index_lanes] */
+    float *index_k;       /* [max_tile][index_dim] */
+    float *index_w;       /* [max_tile][index_heads] */
+    uint8_t *scratch;     /* [threads][scratch_bytes] */
     size_t scratch_bytes;
-    float *scores;       /* [score_capacity] of one row, grown with the context */
+    float *scores; /* [score_capacity] of one row, grown with the context */
     uint64_t *order;
     uint32_t score_capacity;
 };
@@ -98,14 +98,24 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
     struct {
         float **place;
         size_t count;
-    } arrays[] = {
-        {&a->h, n * c->hidden}, {&a->q_res, n * c->q_lora}, {&a->q, n * heads * (c->nope_dim + c->rope_dim)},
-        {&a->kv, n * a->key_width}, {&a->nope, n * heads * c->nope_dim}, {&a->lifted, n * heads * c->kv_lora},
-        {&a->query, n * a->head_groups * a->key_width * LANES}, {&a->values, n * heads * c->kv_lora},
-        {&a->head_out, n * heads * c->v_dim}, {&a->context, n * heads * c->v_dim}, {&a->out, n * c->hidden}, {&a->frequencies, pairs},
-        {&a->sine, n * pairs}, {&a->cosine, n * pairs}, {&a->index_q, n * c->index_heads * c->index_dim},
-        {&a->index_turned, (size_t)c->index_dim * a->index_lanes}, {&a->index_k, n * c->index_dim},
-        {&a->index_w, n * c->index_heads}};
+    } arrays[] = {{&a->h, n * c->hidden},
+                  {&a->q_res, n * c->q_lora},
+                  {&a->q, n * heads * (c->nope_dim + c->rope_dim)},
+                  {&a->kv, n * a->key_width},
+                  {&a->nope, n * heads * c->nope_dim},
+                  {&a->lifted, n * heads * c->kv_lora},
+                  {&a->query, n * a->head_groups * a->key_width * LANES},
+                  {&a->values, n * heads * c->kv_lora},
+                  {&a->head_out, n * heads * c->v_dim},
+                  {&a->context, n * heads * c->v_dim},
+                  {&a->out, n * c->hidden},
+                  {&a->frequencies, pairs},
+                  {&a->sine, n * pairs},
+                  {&a->cosine, n * pairs},
+                  {&a->index_q, n * c->index_heads * c->index_dim},
+                  {&a->index_turned, (size_t)c->index_dim * a->index_lanes},
+                  {&a->index_k, n * c->index_dim},
+                  {&a->index_w, n * c->index_heads}};
     pot_status status = POT_OK;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         *arrays[i].place = pot_alloc_aligned(arrays[i].count * sizeof(float));
@@ -132,8 +142,9 @@ void pot_attention_free(pot_attention *a) {
     if (!a) return;
     pot_acts_free(&a->acts);
     pot_acts_free(&a->head_acts);
-    float *arrays[] = {a->h, a->q_res, a->q, a->kv, a->nope, a->lifted, a->query, a->values, a->head_out,
-                       a->context, a->out, a->frequencies, a->sine, a->cosine, a->index_q, a->index_turned, a->index_k, a->index_w, a->scores};
+    float *arrays[] = {a->h,       a->q_res,        a->q,       a->kv,      a->nope,        a->lifted, a->query,
+                       a->values,  a->head_out,     a->context, a->out,     a->frequencies, a->sine,   a->cosine,
+                       a->index_q, a->index_turned, a->index_k, a->index_w, a->scores};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) pot_free(arrays[i]);
     pot_free(a->scratch);
     pot_free(a->order);
@@ -209,8 +220,8 @@ static pot_status reserve_scores(pot_attention *a, uint32_t n, pot_err *err) {
 }
 
 /* A full layer: index keys to the cache, then every row's selection. */
-static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t layer, const pot_row *rows, uint32_t first,
-                         uint32_t n, pot_selection *selection, pot_err *err) {
+static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t layer, const pot_row *rows,
+                         uint32_t first, uint32_t n, pot_selection *selection, pot_err *err) {
     const pot_config *c = a->config;
     uint32_t pairs = c->rope_dim / 2;
     for (uint32_t i = 0; i < n; i++) {
@@ -230,12 +241,18 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
         for (uint32_t h = 0; h < c->index_heads; h++) {
             pot_rope_turn(q + h * c->index_dim, a->sine + i * pairs, a->cosine + i * pairs, pairs);
             weights[h] *= head_scale;
-            for (uint32_t d = 0; d < c->index_dim; d++) a->index_turned[d * a->index_lanes + h] = q[h * c->index_dim + d];
+            for (uint32_t d = 0; d < c->index_dim; d++)
+                a->index_turned[d * a->index_lanes + h] = q[h * c->index_dim + d];
         }
         pot_status s = reserve_scores(a, seen, err);
         if (s != POT_OK) return s;
-        pot_index_query query = {.config = c, .compute = &a->compute, .sequence = rows[i].sequence, .layer = layer,
-                                 .position = rows[i].position, .lanes = a->index_lanes, .q = a->index_turned,
+        pot_index_query query = {.config = c,
+                                 .compute = &a->compute,
+                                 .sequence = rows[i].sequence,
+                                 .layer = layer,
+                                 .position = rows[i].position,
+                                 .lanes = a->index_lanes,
+                                 .q = a->index_turned,
                                  .weights = weights};
         s = pot_index_select(selection->positions + (size_t)at * selection->stride, &selection->count[at], &query,
                              a->scores, a->order, err);
@@ -248,7 +265,8 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
 static pot_status per_head(pot_attention *a, float *y, uint32_t y_width, const pot_matrix *m, const float *x,
                            uint32_t x_width, uint32_t n, pot_err *err) {
     uint32_t heads = a->config->n_heads;
-    pot_status s = pot_acts_fill(&a->head_acts, &a->compute, x, x_width, x_width, heads * n, pot_act_need(m->format), err);
+    pot_status s =
+        pot_acts_fill(&a->head_acts, &a->compute, x, x_width, x_width, heads * n, pot_act_need(m->format), err);
     if (s != POT_OK) return s;
     const bool worth = pot_worth_threads(&a->compute, (uint64_t)heads * n * m->rows * m->cols);
 #pragma omp parallel for schedule(static) num_threads(a->compute.threads) if (worth)
@@ -298,17 +316,17 @@ static void gather_keys(float *out, const pot_attention *a, const key_list *list
 }
 
 /* Softmax-weighted latents of one row and one group of heads: values[lane][kv_lora], already divided by the sum. */
-static void attend(const pot_attention *a, float *const *values, const float *query, const key_list *list, uint32_t lanes,
-                   uint8_t *scratch) {
+static void attend(const pot_attention *a, float *const *values, const float *query, const key_list *list,
+                   uint32_t lanes, uint8_t *scratch) {
     const pot_config *c = a->config;
     const pot_kernels *k = a->compute.kernels;
     uint32_t latent = c->kv_lora;
     float scale = 1.0f / sqrtf((float)(c->nope_dim + c->rope_dim));
-    float *keys = (float *)(void *)scratch;              /* [KEY_BLOCK][key_width] */
+    float *keys = (float *)(void *)scratch;                  /* [KEY_BLOCK][key_width] */
     float *scores = keys + (size_t)KEY_BLOCK * a->key_width; /* [LANES][KEY_BLOCK] */
-    float *weights = scores + LANES * KEY_BLOCK;         /* [LANES][KEY_BLOCK] */
-    float *block = weights + LANES * KEY_BLOCK;          /* [LANES][latent] */
-    float *dots = block + (size_t)LANES * latent;        /* [LANES] */
+    float *weights = scores + LANES * KEY_BLOCK;             /* [LANES][KEY_BLOCK] */
+    float *block = weights + LANES * KEY_BLOCK;              /* [LANES][latent] */
+    float *dots = block + (size_t)LANES * latent;            /* [LANES] */
     float top[LANES], sum[LANES];
     for (uint32_t begin = 0; begin < list->count; begin += KEY_BLOCK) {
         uint32_t n = list->count - begin < KEY_BLOCK ? list->count - begin : KEY_BLOCK;
@@ -357,12 +375,13 @@ static void attend_tile(pot_attention *a, uint32_t layer, const pot_row *rows, u
         pot_fp_strict();
         uint32_t i = item / a->head_groups, group = item % a->head_groups, at = first + i;
         uint32_t lanes = c->n_heads - group * LANES < LANES ? c->n_heads - group * LANES : LANES;
-        key_list list = {.sequence = rows[i].sequence, .layer = layer, .count = selection->count[at],
-                         .positions = selection->everything[at] ? NULL
-                                                                : selection->positions + (size_t)at * selection->stride};
+        key_list list = {.sequence = rows[i].sequence,
+                         .layer = layer,
+                         .count = selection->count[at],
+                         .positions =
+                             selection->everything[at] ? NULL : selection->positions + (size_t)at * selection->stride};
         float *values[LANES];
-        for (uint32_t h = 0; h < lanes; h++)
-            values[h] = a->values + ((size_t)(group * LANES + h) * n + i) * c->kv_lora;
+        for (uint32_t h = 0; h < lanes; h++) values[h] = a->values + ((size_t)(group * LANES + h) * n + i) * c->kv_lora;
         attend(a, values, a->query + (size_t)item * a->key_width * LANES, &list, lanes,
                a->scratch + (size_t)omp_get_thread_num() * a->scratch_bytes);
     }
@@ -370,8 +389,9 @@ static void attend_tile(pot_attention *a, uint32_t layer, const pot_row *rows, u
 
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
 
-pot_status pot_attention_forward(pot_attention *a, float *x, const pot_layer_weights *w, uint32_t layer, const pot_row *rows,
-                                 uint32_t first, uint32_t n, pot_selection *selection, pot_err *err) {
+pot_status pot_attention_forward(pot_attention *a, float *x, const pot_layer_weights *w, uint32_t layer,
+                                 const pot_row *rows, uint32_t first, uint32_t n, pot_selection *selection,
+                                 pot_err *err) {
     const pot_config *c = a->config;
     POT_ASSERT(n <= a->max_tile && first + n <= selection->capacity);
     rows += first;
@@ -388,8 +408,8 @@ pot_status pot_attention_forward(pot_attention *a, float *x, const pot_layer_wei
     if (s == POT_OK) {
         for (uint32_t h = 0; h < c->n_heads; h++)
             for (uint32_t i = 0; i < n; i++)
-                memcpy(a->context + ((size_t)i * c->n_heads + h) * c->v_dim, a->head_out + ((size_t)h * n + i) * c->v_dim,
-                       c->v_dim * sizeof(float));
+                memcpy(a->context + ((size_t)i * c->n_heads + h) * c->v_dim,
+                       a->head_out + ((size_t)h * n + i) * c->v_dim, c->v_dim * sizeof(float));
         uint32_t width = c->n_heads * c->v_dim;
         s = pot_acts_fill(&a->acts, &a->compute, a->context, width, width, n, pot_act_need(w->o.format), err);
     }

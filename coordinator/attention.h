@@ -30,7 +30,8 @@ void pot_attention_free(pot_attention *attention);
 
 /* x [n][hidden] += attention(input_norm(x)) for the step's rows [first, first + n), n <= max_tile. */
 pot_status pot_attention_forward(pot_attention *attention, float *x, const pot_layer_weights *weights, uint32_t layer,
-                                 const pot_row *rows, uint32_t first, uint32_t n, pot_selection *selection, pot_err *err);
+                                 const pot_row *rows, uint32_t first, uint32_t n, pot_selection *selection,
+                                 pot_err *err);
 
 /* indexer.c: fills the selection of one row from its index query q [index_dim][lanes] (heads are lanes) and weights
  * [index_heads], against the index keys 0..position of its sequence.  scores: [position + 1] of scratch. */

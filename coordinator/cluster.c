@@ -53,6 +53,16 @@ pot_status pot_settings_policy(pot_format_policy *out, const pot_settings *setti
     return s;
 }
 
+static pot_status check_times(const pot_settings *s, pot_err *err) {
+    if (s->heartbeat_us < 1000 || s->dead_us < 2 * s->heartbeat_us || s->timeout_us < s->dead_us)
+        return pot_fail(
+            err, POT_USAGE,
+            "--heartbeat %g s, --dead-after %g s and --timeout %g s: a heartbeat is at least 1ms, death after at least "
+            "two of them, and the timeout not before it",
+            (double)s->heartbeat_us / 1e6, (double)s->dead_us / 1e6, (double)s->timeout_us / 1e6);
+    return POT_OK;
+}
+
 static pot_status choose_compute(pot_compute *out, const pot_settings *settings, int ranks_on_host, pot_err *err) {
     pot_fp_strict();
     (void)pot_cpus_widen();
@@ -83,6 +93,13 @@ static pot_status connect_ranks(struct pot_cluster_parts *parts, const pot_setti
     for (int r = 0; r < b->size; r++)
         if (r != b->rank && (b->rank == 0 || r == 0)) peers[r] = b->ranks[r].address;
     return pot_transport_ucx_connect(parts->remote, peers, (uint32_t)b->size, err);
+}
+
+/* A tile needs memory for all its rows: no more of them than a step or the context can have. */
+static uint32_t choose_tile(const pot_settings *settings, const pot_config *config) {
+    int64_t most = settings->ctx < config->max_positions ? settings->ctx : config->max_positions;
+    if (most > POT_ENGINE_MAX_ROWS) most = POT_ENGINE_MAX_ROWS;
+    return (uint32_t)(settings->prefill_tile < most ? settings->prefill_tile : most);
 }
 
 /* What the coordinator and all workers of this host will hold, before anything is loaded. */
@@ -146,7 +163,7 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
     pot_engine_options engine = {.model = c->model,
                                  .moe = c->moe,
                                  .compute = parts->compute,
-                                 .prefill_tile = (uint32_t)settings->prefill_tile,
+                                 .prefill_tile = choose_tile(settings, pot_model_config(c->model)),
                                  .quiet = settings->quiet};
     return pot_engine_create(&c->engine, &engine, err);
 }
@@ -189,6 +206,7 @@ static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_se
     uint64_t begin = pot_now_us();
     pot_cluster c = {.launch = *launch};
     pot_status s = create_parts(&c, err);
+    if (s == POT_OK) s = check_times(settings, err);
     if (s == POT_OK) s = choose_compute(&c.parts->compute, settings, launch->ranks_on_host, err);
     if (s == POT_OK) s = launch->rank == 0 ? coordinate(&c, settings, directory, err) : serve(&c, settings, err);
     c.load_us = pot_now_us() - begin;

@@ -126,8 +126,8 @@ static pot_status route_tile(pot_engine *e, const pot_layer_weights *w, uint32_t
     if (s != POT_OK) return s;
     pot_linear(&e->compute, e->logits, c->n_routed, &w->router, e->acts.rows, n);
     for (uint32_t i = 0; i < n && s == POT_OK; i++)
-        s = pot_route(e->experts + (size_t)(first + i) * c->top_k, e->expert_weights + (size_t)(first + i) * c->top_k, c,
-                      e->logits + (size_t)i * c->n_routed, w->router_bias, e->scratch, err);
+        s = pot_route(e->experts + (size_t)(first + i) * c->top_k, e->expert_weights + (size_t)(first + i) * c->top_k,
+                      c, e->logits + (size_t)i * c->n_routed, w->router_bias, e->scratch, err);
     return s;
 }
 
@@ -156,8 +156,8 @@ static pot_status layer_forward(pot_engine *e, uint32_t layer, const pot_row *ro
     uint64_t start = pot_now_us();
     for (uint32_t first = 0; first < n; first += e->tile) {
         uint32_t tile = n - first < e->tile ? n - first : e->tile;
-        pot_status s = pot_attention_forward(e->attention, e->x + (size_t)first * c->hidden, w, layer, rows, first, tile,
-                                             &e->selection, err);
+        pot_status s = pot_attention_forward(e->attention, e->x + (size_t)first * c->hidden, w, layer, rows, first,
+                                             tile, &e->selection, err);
         if (s != POT_OK) return s;
     }
     uint64_t attended = pot_now_us();
@@ -181,7 +181,8 @@ static pot_status layer_forward(pot_engine *e, uint32_t layer, const pot_row *ro
 }
 
 /* logits[k] = head of row which[k] of `normed`; which NULL = row k. */
-static pot_status head(pot_engine *e, float *logits, const float *normed, const uint32_t *which, uint32_t n, pot_err *err) {
+static pot_status head(pot_engine *e, float *logits, const float *normed, const uint32_t *which, uint32_t n,
+                       pot_err *err) {
     const pot_config *c = e->config;
     uint64_t start = pot_now_us();
     for (uint32_t first = 0; first < n; first += e->tile) {
@@ -229,7 +230,8 @@ static pot_status forward_rows(pot_engine *e, const pot_row *rows, uint32_t n, c
         if (s != POT_OK) return s;
     }
     for (uint32_t i = 0; i < n; i++)
-        pot_rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm, c->hidden, c->rms_eps);
+        pot_rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm, c->hidden,
+                     c->rms_eps);
     e->stats.rows += n;
     return POT_OK;
 }
@@ -270,15 +272,16 @@ pot_status pot_engine_forward(pot_engine *e, const pot_row *rows, uint32_t n, fl
 
 /* ---- MTP ------------------------------------------------------------------------------------------------------ */
 
-static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hidden, uint32_t n, const pot_probe *probe,
-                             uint32_t shown, pot_err *err) {
+static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hidden, uint32_t n,
+                             const pot_probe *probe, uint32_t shown, pot_err *err) {
     const pot_config *c = e->config;
     const pot_layer_weights *w = &e->weights.layers[c->n_layers];
     pot_status s = reserve_step(e, n, err);
     for (uint32_t i = 0; i < n && s == POT_OK; i++) {
         pot_sequence *q = rows[i].sequence;
         s = check_token(e, rows[i].token, err);
-        if (s == POT_OK && (rows[i].position > pot_sequence_mtp_length(q) || rows[i].position >= pot_sequence_capacity(q)))
+        if (s == POT_OK &&
+            (rows[i].position > pot_sequence_mtp_length(q) || rows[i].position >= pot_sequence_capacity(q)))
             s = pot_fail(err, POT_BUG, "MTP row for position %u, its cache holds %u", rows[i].position,
                          pot_sequence_mtp_length(q));
         if (s == POT_OK) pot_sequence_mtp_advance(q, rows[i].position + 1);
@@ -303,8 +306,8 @@ static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hi
     return POT_OK;
 }
 
-pot_status pot_engine_draft(pot_engine *e, const pot_row *rows, const float *hidden, uint32_t n, float *z, float *logits,
-                            const pot_probe *probe, pot_err *err) {
+pot_status pot_engine_draft(pot_engine *e, const pot_row *rows, const float *hidden, uint32_t n, float *z,
+                            float *logits, const pot_probe *probe, pot_err *err) {
     const pot_config *c = e->config;
     if (c->n_mtp == 0) return pot_fail(err, POT_USAGE, "this model has no MTP layer to draft with");
     pot_fp_strict();

@@ -20,13 +20,14 @@ typedef struct pot_row {
 /* What a test or `eval trace` wants to see of row i (index in the step).  Any member may be NULL. */
 typedef struct pot_probe {
     void *context;
-    void (*hidden)(void *context, uint32_t layer, uint32_t row, const float *x);           /* [hidden] after the layer */
-    void (*selected)(void *context, uint32_t layer, uint32_t row, const uint32_t *positions, uint32_t n); /* full layers */
+    void (*hidden)(void *context, uint32_t layer, uint32_t row, const float *x); /* [hidden] after the layer */
+    void (*selected)(void *context, uint32_t layer, uint32_t row, const uint32_t *positions,
+                     uint32_t n); /* full layers */
     void (*experts)(void *context, uint32_t layer, uint32_t row, const uint32_t *ids, const float *weights, uint32_t k);
 } pot_probe;
 
 typedef struct pot_engine_stats {
-    uint64_t rows; /* that passed the trunk */
+    uint64_t rows;                                       /* that passed the trunk */
     uint64_t attention_us, router_us, head_us, total_us; /* experts, wire, wait: pot_moe_stats */
 } pot_engine_stats;
 
@@ -37,8 +38,8 @@ typedef struct pot_engine_options {
     const pot_model *model; /* borrowed, as are the next two */
     pot_moe *moe;
     pot_compute compute;
-    uint32_t prefill_tile;  /* rows that attention takes at a time, at least 1 */
-    bool quiet;             /* no progress while loading */
+    uint32_t prefill_tile; /* rows that attention takes at a time, at least 1 */
+    bool quiet;            /* no progress while loading */
 } pot_engine_options;
 
 typedef struct pot_engine pot_engine;
@@ -56,7 +57,7 @@ pot_status pot_engine_forward(pot_engine *engine, const pot_row *rows, uint32_t 
 
 /* The MTP layer over n rows: row p takes the embedding of token p+1 (`token`) and the trunk's normed hidden of p.
  * z [n][hidden] after shared_head.norm (also the `hidden` of a chained draft), logits [n][vocab] or NULL. */
-pot_status pot_engine_draft(pot_engine *engine, const pot_row *rows, const float *hidden, uint32_t n, float *z, float *logits,
-                            const pot_probe *probe, pot_err *err);
+pot_status pot_engine_draft(pot_engine *engine, const pot_row *rows, const float *hidden, uint32_t n, float *z,
+                            float *logits, const pot_probe *probe, pot_err *err);
 
 #endif

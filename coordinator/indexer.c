@@ -62,7 +62,8 @@ static bool score_keys(float *scores, const pot_index_query *q, uint32_t begin, 
         pot_kv_index_read(keys, q->sequence, q->compute->kernels, q->layer, t, n);
         for (uint32_t i = 0; i < n; i++) {
             for (uint32_t h = 0; h < q->lanes; h++) dots[h] = 0;
-            q->compute->kernels->heads_dot(dots, q->q, q->lanes, keys + (size_t)i * c->index_dim, c->index_dim, q->lanes);
+            q->compute->kernels->heads_dot(dots, q->q, q->lanes, keys + (size_t)i * c->index_dim, c->index_dim,
+                                           q->lanes);
             float sum = 0;
             for (uint32_t h = 0; h < c->index_heads; h++) {
                 float s = dots[h] * scale;
@@ -92,7 +93,8 @@ pot_status pot_index_select(uint32_t *positions, uint32_t *count, const pot_inde
         if (!score_keys(scores, q, begin, end)) atomic_store(&finite, false);
     }
     if (!finite)
-        return pot_fail(err, POT_NUMERIC, "layer %u: an index score of position %u is not finite", q->layer, q->position);
+        return pot_fail(err, POT_NUMERIC, "layer %u: an index score of position %u is not finite", q->layer,
+                        q->position);
     *count = c->index_topk < n ? c->index_topk : n;
     pot_top_positions(positions, *count, scores, n, order);
     return POT_OK;

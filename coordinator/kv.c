@@ -29,8 +29,8 @@ uint64_t pot_sequence_bytes(const pot_config *config, pot_kv_format format, uint
     return values * element_bytes_of(format) * ctx_tokens;
 }
 
-pot_status pot_sequence_create(pot_sequence **out, const pot_config *config, pot_kv_format format,
-                               uint32_t ctx_tokens, pot_err *err) {
+pot_status pot_sequence_create(pot_sequence **out, const pot_config *config, pot_kv_format format, uint32_t ctx_tokens,
+                               pot_err *err) {
     if (ctx_tokens == 0 || ctx_tokens > config->max_positions)
         return pot_fail(err, POT_LIMIT, "a context of %u tokens was asked for, the model takes 1 to %u", ctx_tokens,
                         config->max_positions);
@@ -119,12 +119,11 @@ void pot_kv_read(float *out, const pot_sequence *s, const pot_kernels *kernels, 
 
 void pot_kv_index_write(pot_sequence *s, uint32_t layer, uint32_t position, const float *row) {
     POT_ASSERT(layer < s->n_layers && s->has_index[layer] && position < s->capacity);
-    write_row(s, s->layers[layer].index + (size_t)position * s->index_width * s->element_bytes, row,
-              s->index_width);
+    write_row(s, s->layers[layer].index + (size_t)position * s->index_width * s->element_bytes, row, s->index_width);
 }
 
-void pot_kv_index_read(float *out, const pot_sequence *s, const pot_kernels *kernels, uint32_t layer,
-                       uint32_t position, uint32_t n) {
+void pot_kv_index_read(float *out, const pot_sequence *s, const pot_kernels *kernels, uint32_t layer, uint32_t position,
+                       uint32_t n) {
     POT_ASSERT(layer < s->n_layers && s->has_index[layer] && position + n <= s->capacity);
     read_rows(out, s, kernels, s->layers[layer].index + (size_t)position * s->index_width * s->element_bytes,
               n * s->index_width);

@@ -13,7 +13,8 @@
 typedef enum pot_kv_format { POT_KV_BF16, POT_KV_F32 } pot_kv_format;
 
 typedef struct pot_sequence pot_sequence;
-pot_status pot_sequence_create(pot_sequence **out, const pot_config *config, pot_kv_format format, uint32_t ctx_tokens, pot_err *err);
+pot_status pot_sequence_create(pot_sequence **out, const pot_config *config, pot_kv_format format, uint32_t ctx_tokens,
+                               pot_err *err);
 void pot_sequence_free(pot_sequence *sequence);
 uint64_t pot_sequence_bytes(const pot_config *config, pot_kv_format format, uint32_t ctx_tokens);
 
@@ -31,8 +32,8 @@ void pot_sequence_mtp_advance(pot_sequence *sequence, uint32_t length); /* may a
 /* A key row is [kv_lora latent | rope_dim rotary], f32 here and the cache's format inside.  Keys from `position` on, n of
  * them, are read into out [n][kv_lora + rope_dim]. */
 void pot_kv_write(pot_sequence *sequence, uint32_t layer, uint32_t position, const float *row);
-void pot_kv_read(float *out, const pot_sequence *sequence, const pot_kernels *kernels, uint32_t layer, uint32_t position,
-                 uint32_t n);
+void pot_kv_read(float *out, const pot_sequence *sequence, const pot_kernels *kernels, uint32_t layer,
+                 uint32_t position, uint32_t n);
 /* Index keys [index_dim], on full layers only. */
 void pot_kv_index_write(pot_sequence *sequence, uint32_t layer, uint32_t position, const float *row);
 void pot_kv_index_read(float *out, const pot_sequence *sequence, const pot_kernels *kernels, uint32_t layer,

@@ -41,14 +41,15 @@ static void mask_groups(float *choice, const pot_config *c) {
         if (!keep[e / size]) choice[e] = -INFINITY;
 }
 
-pot_status pot_route(uint32_t *experts, float *weights, const pot_config *c, float *logits, const float *bias, float *choice,
-                     pot_err *err) {
+pot_status pot_route(uint32_t *experts, float *weights, const pot_config *c, float *logits, const float *bias,
+                     float *choice, pot_err *err) {
     float *score = logits;
     for (uint32_t e = 0; e < c->n_routed; e++) {
         if (!isfinite(logits[e])) return pot_fail(err, POT_NUMERIC, "the router's logit of expert %u is not finite", e);
         score[e] = pot_sigmoid(logits[e]);
         choice[e] = score[e] + bias[e];
-        if (!isfinite(choice[e])) return pot_fail(err, POT_NUMERIC, "the correction bias of expert %u is not finite", e);
+        if (!isfinite(choice[e]))
+            return pot_fail(err, POT_NUMERIC, "the correction bias of expert %u is not finite", e);
     }
     if (c->n_group > 1) mask_groups(choice, c);
     for (uint32_t k = 0; k < c->top_k; k++) {

@@ -8,15 +8,15 @@
 #include "common/status.h"
 
 typedef struct pot_sampling {
-    float temperature; /* 0 = greedy */
-    int32_t top_k;     /* 0 = all */
+    float temperature;  /* 0 = greedy */
+    int32_t top_k;      /* 0 = all */
     float top_p, min_p; /* 1 and 0 = off */
     uint64_t seed;
 } pot_sampling;
 
 /* scratch: [2 * vocab] floats.  The draw depends on (seed, position) only.  NUMERIC when a logit is NaN. */
-pot_status pot_sample(int32_t *out, const float *logits, uint32_t vocab, const pot_sampling *sampling, uint64_t position,
-                      float *scratch, pot_err *err);
+pot_status pot_sample(int32_t *out, const float *logits, uint32_t vocab, const pot_sampling *sampling,
+                      uint64_t position, float *scratch, pot_err *err);
 int32_t pot_argmax(const float *logits, uint32_t n);
 
 /* Philox 4x32-10: four words for (key, counter). */

@@ -38,8 +38,8 @@ static pot_status take_packed(loader *l, pot_matrix *out, const pot_stored *sour
     uint8_t *data = take(l, pot_matrix_bytes(format, source->rows, source->cols));
     if (!data) return POT_OK;
     size_t tile_bytes = pot_tile_bytes(format, source->cols, 0);
-    *out = (pot_matrix){.data = data, .tile_stride = tile_bytes, .rows = source->rows, .cols = source->cols,
-                        .format = (uint8_t)format};
+    *out = (pot_matrix){
+        .data = data, .tile_stride = tile_bytes, .rows = source->rows, .cols = source->cols, .format = (uint8_t)format};
     uint32_t parts = (source->rows + PACK_ROWS - 1) / PACK_ROWS;
     pot_status status = POT_OK;
 #pragma omp parallel for schedule(dynamic) num_threads(l->threads) if (parts > 1)
@@ -48,8 +48,8 @@ static pot_status take_packed(loader *l, pot_matrix *out, const pot_stored *sour
         pot_err fault;
         uint32_t begin = part * PACK_ROWS;
         uint32_t end = begin + PACK_ROWS < source->rows ? begin + PACK_ROWS : source->rows;
-        pot_status s = pot_pack(data + (size_t)(begin / POT_TILE_ROWS) * tile_bytes, tile_bytes, format, source,
-                                begin, end, 0, source->cols, &fault);
+        pot_status s = pot_pack(data + (size_t)(begin / POT_TILE_ROWS) * tile_bytes, tile_bytes, format, source, begin,
+                                end, 0, source->cols, &fault);
         if (s != POT_OK) {
 #pragma omp critical(pot_weights_fault)
             if (status == POT_OK) {
@@ -91,11 +91,18 @@ static pot_status take_absorbed(loader *l, pot_matrix *key_up, pot_matrix *value
         for (uint32_t r = 0; l->base && r < c->nope_dim; r++)
             for (uint32_t k = 0; k < c->kv_lora; k++)
                 turned[(size_t)k * c->nope_dim + r] = rows[(size_t)r * c->kv_lora + k];
-        pot_stored key = {.kind = POT_STORED_F32, .rows = c->kv_lora, .cols = c->nope_dim, .codes = turned,
-                          .row_stride = c->nope_dim * sizeof(float), .name = source.name};
-        pot_stored value = {.kind = POT_STORED_F32, .rows = c->v_dim, .cols = c->kv_lora,
+        pot_stored key = {.kind = POT_STORED_F32,
+                          .rows = c->kv_lora,
+                          .cols = c->nope_dim,
+                          .codes = turned,
+                          .row_stride = c->nope_dim * sizeof(float),
+                          .name = source.name};
+        pot_stored value = {.kind = POT_STORED_F32,
+                            .rows = c->v_dim,
+                            .cols = c->kv_lora,
                             .codes = rows ? rows + (size_t)c->nope_dim * c->kv_lora : NULL,
-                            .row_stride = c->kv_lora * sizeof(float), .name = source.name};
+                            .row_stride = c->kv_lora * sizeof(float),
+                            .name = source.name};
         status = take_packed(l, key_up ? &key_up[h] : NULL, &key, format);
         if (status == POT_OK) status = take_packed(l, value_up ? &value_up[h] : NULL, &value, format);
     }
@@ -108,9 +115,9 @@ static pot_status take_layer(loader *l, pot_layer_weights *w, pot_matrix *heads,
     const pot_config *c = l->config;
     bool mtp = layer >= c->n_layers;
     pot_status s = POT_OK;
-#define TAKE(call)                     \
-    do {                               \
-        if (s == POT_OK) s = (call);   \
+#define TAKE(call)                   \
+    do {                             \
+        if (s == POT_OK) s = (call); \
     } while (0)
     TAKE(take_vector(l, &w->input_norm, POT_ROLE_INPUT_NORM, layer, c->hidden));
     TAKE(take_vector(l, &w->post_norm, POT_ROLE_POST_NORM, layer, c->hidden));

@@ -17,10 +17,10 @@ typedef struct pot_layer_weights {
     /* kv_b in its absorbed halves, a matrix per head: keys [kv_lora, nope] (W_UK transposed), values [v, kv_lora]. */
     const pot_matrix *key_up, *value_up; /* [heads] */
     /* Full layers only. */
-    pot_matrix index_q;                         /* [index_heads * index_dim, q_lora] */
-    pot_matrix index_k;                         /* [index_dim, hidden] */
-    pot_matrix index_weights;                   /* [index_heads, hidden] */
-    const float *index_k_norm, *index_k_bias;   /* [index_dim] */
+    pot_matrix index_q;                       /* [index_heads * index_dim, q_lora] */
+    pot_matrix index_k;                       /* [index_dim, hidden] */
+    pot_matrix index_weights;                 /* [index_heads, hidden] */
+    const float *index_k_norm, *index_k_bias; /* [index_dim] */
     /* Sparse layers only. */
     pot_matrix router;        /* [n_routed, hidden], f32 */
     const float *router_bias; /* [n_routed] */
@@ -30,8 +30,8 @@ typedef struct pot_layer_weights {
 } pot_layer_weights;
 
 typedef struct pot_weights {
-    pot_matrix embed, head;  /* [vocab, hidden] */
-    const float *final_norm; /* [hidden] */
+    pot_matrix embed, head;    /* [vocab, hidden] */
+    const float *final_norm;   /* [hidden] */
     pot_layer_weights *layers; /* [n_layers + n_mtp] */
     pot_slab slab;
     pot_matrix *heads; /* what key_up and value_up point into */

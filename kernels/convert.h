@@ -30,7 +30,7 @@ float pot_f32_from_f16(uint16_t half);
 uint16_t pot_f16_from_f32(float value); /* round to nearest even, overflow to infinity */
 float pot_f32_from_e4m3(uint8_t code);  /* e4m3fn: no infinity, 0x7f and 0xff are NaN, max 448 */
 uint8_t pot_e4m3_from_f32(float value); /* round to nearest even, saturating at 448; a NaN stays one */
-float pot_f32_from_e2m1(uint8_t code); /* 0 .5 1 1.5 2 3 4 6, bit 3 is the sign; code < 16 */
+float pot_f32_from_e2m1(uint8_t code);  /* 0 .5 1 1.5 2 3 4 6, bit 3 is the sign; code < 16 */
 float pot_f32_from_e8m0(uint8_t code);  /* 2^(code-127); 0 is 2^-127 (a denormal), 255 is NaN */
 
 #endif

@@ -12,10 +12,10 @@
 
 typedef struct pot_ffn_job {
     pot_chunk chunk;
-    uint32_t expert;        /* only for the fault report */
+    uint32_t expert; /* only for the fault report */
     uint32_t n_rows;
-    const uint32_t *rows;   /* [n_rows] indices into x and acc, distinct */
-    const float *weights;   /* [n_rows] routing weights */
+    const uint32_t *rows; /* [n_rows] indices into x and acc, distinct */
+    const float *weights; /* [n_rows] routing weights */
 } pot_ffn_job;
 
 /* Working memory, grown as needed and kept; all zero = empty.  One user at a time. */

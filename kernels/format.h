@@ -36,11 +36,11 @@ typedef enum pot_format {
     POT_FORMAT_NONE = 0,
     POT_FORMAT_F32 = 1,
     POT_FORMAT_BF16 = 2,
-    POT_FORMAT_FP8 = 3,      /* e4m3fn, f32 scale per 128 rows x 128 columns */
-    POT_FORMAT_Q8_ROW = 4,   /* int8, f32 per row */
-    POT_FORMAT_Q8_G32 = 5,   /* int8, f32 per 32 */
-    POT_FORMAT_Q4_ROW = 6,   /* int4, f32 per row */
-    POT_FORMAT_Q4_G32 = 7,   /* int4, f16 per 32, 64, 128 */
+    POT_FORMAT_FP8 = 3,    /* e4m3fn, f32 scale per 128 rows x 128 columns */
+    POT_FORMAT_Q8_ROW = 4, /* int8, f32 per row */
+    POT_FORMAT_Q8_G32 = 5, /* int8, f32 per 32 */
+    POT_FORMAT_Q4_ROW = 6, /* int4, f32 per row */
+    POT_FORMAT_Q4_G32 = 7, /* int4, f16 per 32, 64, 128 */
     POT_FORMAT_Q4_G64 = 8,
     POT_FORMAT_Q4_G128 = 9,
     POT_FORMAT_Q4_G32_F32 = 10, /* int4, f32 per 32, 64, 128 */
@@ -54,11 +54,11 @@ typedef enum pot_format {
 typedef enum pot_scale_kind { POT_SCALE_NONE, POT_SCALE_F32, POT_SCALE_F16, POT_SCALE_E8M0 } pot_scale_kind;
 
 typedef struct pot_format_traits {
-    const char *name; /* "mxfp4", "q4g64", ...: options, files, reports */
-    uint8_t bits;     /* of one weight */
-    uint8_t scale;    /* pot_scale_kind */
+    const char *name;         /* "mxfp4", "q4g64", ...: options, files, reports */
+    uint8_t bits;             /* of one weight */
+    uint8_t scale;            /* pot_scale_kind */
     uint8_t blocks_per_group; /* blocks of 32 that share a scale; 0 = one scale a row, or none */
-    bool integer;     /* int8 activations in blocks of 32; else f32 activations */
+    bool integer;             /* int8 activations in blocks of 32; else f32 activations */
 } pot_format_traits;
 
 const pot_format_traits *pot_format_get(pot_format format); /* borrowed for ever; NONE has name "none" */

@@ -42,8 +42,8 @@ typedef struct pot_kernels {
     /* Attention and indexer: lanes are heads (or outputs), a key is broadcast.
      * out[h] = one fmaf chain over d ascending of q[d*stride + h] * k[d], starting from out[h] as it is. */
     void (*heads_dot)(float *out, const float *q, size_t stride, const float *k, uint32_t dims, uint32_t heads);
-    void (*axpy)(float *y, float a, const float *x, uint32_t n);             /* y[i] = fmaf(a, x[i], y[i]) */
-    void (*exp_minus)(float *y, const float *x, float max, uint32_t n);      /* y[i] = pot_expf(x[i] - max) */
+    void (*axpy)(float *y, float a, const float *x, uint32_t n);        /* y[i] = fmaf(a, x[i], y[i]) */
+    void (*exp_minus)(float *y, const float *x, float max, uint32_t n); /* y[i] = pot_expf(x[i] - max) */
     void (*bf16_to_f32)(float *y, const uint16_t *x, uint32_t n);
 } pot_kernels;
 

@@ -20,7 +20,9 @@ pot_status pot_acts_create(pot_acts *out, uint32_t capacity_rows, uint32_t max_c
 void pot_acts_free(pot_acts *acts);
 
 enum { POT_ACT_Q8 = 1, POT_ACT_F32 = 2 }; /* bits: which forms are needed */
-static inline unsigned pot_act_need(unsigned format) { return pot_format_get((pot_format)format)->integer ? POT_ACT_Q8 : POT_ACT_F32; }
+static inline unsigned pot_act_need(unsigned format) {
+    return pot_format_get((pot_format)format)->integer ? POT_ACT_Q8 : POT_ACT_F32;
+}
 
 /* Fills rows [0, n) from x[i*x_stride + 0..cols): quantized, copied or both; padding zeroed.  POT_NUMERIC when an
  * element is not finite.  n <= capacity, cols <= max_cols. */

@@ -8,11 +8,11 @@
 /* Turns FTZ and DAZ off and rounding to nearest in this thread.  First line of every thread and parallel region. */
 void pot_fp_strict(void);
 
-float pot_expf(float x);              /* clamped to [-87.33654, 88.37626]; error under 1 ulp */
-float pot_swiglu(float g, float u);   /* (g / (1 + exp(-g))) * u */
-float pot_sigmoid(float x);           /* 1 / (1 + exp(-x)) */
-double pot_log(double x);             /* x > 0; fixed double operations; error under 2 ulp */
-double pot_exp(double x);             /* fixed double operations; error under 2 ulp */
+float pot_expf(float x);                                  /* clamped to [-87.33654, 88.37626]; error under 1 ulp */
+float pot_swiglu(float g, float u);                       /* (g / (1 + exp(-g))) * u */
+float pot_sigmoid(float x);                               /* 1 / (1 + exp(-x)) */
+double pot_log(double x);                                 /* x > 0; fixed double operations; error under 2 ulp */
+double pot_exp(double x);                                 /* fixed double operations; error under 2 ulp */
 void pot_sincos(float *sine, float *cosine, float angle); /* of the f32 angle; through double, |angle| < 2^30 */
 /* theta^(-2j/d) for j in [0, d/2): fixed double operations, rounded to f32 once.  out[d/2] */
 void pot_rope_frequencies(float *out, double theta, uint32_t d);

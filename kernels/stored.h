@@ -25,11 +25,11 @@ typedef enum pot_stored_kind {
 typedef struct pot_stored {
     pot_stored_kind kind;
     uint32_t rows, cols;
-    uint32_t group;      /* INT8, INT4: columns that share a scale; 0 = the whole row */
-    const void *codes;   /* may be unaligned */
-    const void *scales;  /* may be unaligned; NULL for float kinds */
-    size_t row_stride;   /* bytes between rows of codes (a view of some columns is not needed: see pack) */
-    const char *name;    /* for sentences */
+    uint32_t group;     /* INT8, INT4: columns that share a scale; 0 = the whole row */
+    const void *codes;  /* may be unaligned */
+    const void *scales; /* may be unaligned; NULL for float kinds */
+    size_t row_stride;  /* bytes between rows of codes (a view of some columns is not needed: see pack) */
+    const char *name;   /* for sentences */
 } pot_stored;
 
 /* The format that keeps this matrix exactly; POT_FORMAT_F32 for F16 (exact) and for groups that no format has. */

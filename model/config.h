@@ -16,8 +16,8 @@ enum { POT_MAX_LAYERS = 256, POT_MAX_EOS = 32, POT_MAX_GROUPS = 256 };
 
 typedef struct pot_config {
     uint32_t vocab, hidden, dense_inner, moe_inner;
-    uint32_t n_layers;      /* decoder layers, without MTP */
-    uint32_t n_mtp;         /* 0 or 1: layer n_layers, when there */
+    uint32_t n_layers; /* decoder layers, without MTP */
+    uint32_t n_mtp;    /* 0 or 1: layer n_layers, when there */
     uint32_t n_heads, q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     uint32_t n_routed, n_shared, top_k, n_group, topk_group;
     bool norm_topk_prob;
@@ -25,8 +25,8 @@ typedef struct pot_config {
     double rope_theta;
     uint32_t index_dim, index_heads, index_topk;
     uint32_t max_positions;
-    bool layer_is_dense[POT_MAX_LAYERS];   /* [n_layers + n_mtp]; MTP is sparse */
-    bool layer_is_full[POT_MAX_LAYERS];    /* owns an indexer; a shared layer reuses the last full one's choice */
+    bool layer_is_dense[POT_MAX_LAYERS]; /* [n_layers + n_mtp]; MTP is sparse */
+    bool layer_is_full[POT_MAX_LAYERS];  /* owns an indexer; a shared layer reuses the last full one's choice */
     int32_t eos[POT_MAX_EOS];
     uint32_t n_eos;
     float temperature, top_p; /* generation_config; 1 and 1 when absent */

@@ -19,38 +19,38 @@
 #include "placement/map.h"
 
 /* X(name, suffix after "model.layers.L." or whole name, group for reports) */
-#define POT_ROLE_MAP(X)                                                        \
-    X(EMBED, "model.embed_tokens.weight", "embeddings")                        \
-    X(FINAL_NORM, "model.norm.weight", "norms")                                \
-    X(HEAD, "lm_head.weight", "head")                                          \
-    X(INPUT_NORM, "input_layernorm.weight", "norms")                           \
-    X(POST_NORM, "post_attention_layernorm.weight", "norms")                   \
-    X(Q_A, "self_attn.q_a_proj.weight", "attention")                           \
-    X(Q_A_NORM, "self_attn.q_a_layernorm.weight", "norms")                     \
-    X(Q_B, "self_attn.q_b_proj.weight", "attention")                           \
-    X(KV_A, "self_attn.kv_a_proj_with_mqa.weight", "attention")                \
-    X(KV_A_NORM, "self_attn.kv_a_layernorm.weight", "norms")                   \
-    X(KV_B, "self_attn.kv_b_proj.weight", "attention")                         \
-    X(O, "self_attn.o_proj.weight", "attention")                               \
-    X(INDEX_Q, "self_attn.indexer.wq_b.weight", "indexer")                     \
-    X(INDEX_K, "self_attn.indexer.wk.weight", "indexer")                       \
-    X(INDEX_K_NORM, "self_attn.indexer.k_norm.weight", "norms")                \
-    X(INDEX_K_BIAS, "self_attn.indexer.k_norm.bias", "norms")                  \
-    X(INDEX_WEIGHTS, "self_attn.indexer.weights_proj.weight", "indexer")       \
-    X(ROUTER, "mlp.gate.weight", "router")                                     \
-    X(ROUTER_BIAS, "mlp.gate.e_score_correction_bias", "router")               \
-    X(EXPERT_GATE, "mlp.experts.%u.gate_proj.weight", "experts")               \
-    X(EXPERT_UP, "mlp.experts.%u.up_proj.weight", "experts")                   \
-    X(EXPERT_DOWN, "mlp.experts.%u.down_proj.weight", "experts")               \
-    X(SHARED_GATE, "mlp.shared_experts.gate_proj.weight", "shared experts")    \
-    X(SHARED_UP, "mlp.shared_experts.up_proj.weight", "shared experts")        \
-    X(SHARED_DOWN, "mlp.shared_experts.down_proj.weight", "shared experts")    \
-    X(DENSE_GATE, "mlp.gate_proj.weight", "dense layers")                      \
-    X(DENSE_UP, "mlp.up_proj.weight", "dense layers")                          \
-    X(DENSE_DOWN, "mlp.down_proj.weight", "dense layers")                      \
-    X(ENORM, "enorm.weight", "norms")                                          \
-    X(HNORM, "hnorm.weight", "norms")                                          \
-    X(EH_PROJ, "eh_proj.weight", "mtp")                                        \
+#define POT_ROLE_MAP(X)                                                     \
+    X(EMBED, "model.embed_tokens.weight", "embeddings")                     \
+    X(FINAL_NORM, "model.norm.weight", "norms")                             \
+    X(HEAD, "lm_head.weight", "head")                                       \
+    X(INPUT_NORM, "input_layernorm.weight", "norms")                        \
+    X(POST_NORM, "post_attention_layernorm.weight", "norms")                \
+    X(Q_A, "self_attn.q_a_proj.weight", "attention")                        \
+    X(Q_A_NORM, "self_attn.q_a_layernorm.weight", "norms")                  \
+    X(Q_B, "self_attn.q_b_proj.weight", "attention")                        \
+    X(KV_A, "self_attn.kv_a_proj_with_mqa.weight", "attention")             \
+    X(KV_A_NORM, "self_attn.kv_a_layernorm.weight", "norms")                \
+    X(KV_B, "self_attn.kv_b_proj.weight", "attention")                      \
+    X(O, "self_attn.o_proj.weight", "attention")                            \
+    X(INDEX_Q, "self_attn.indexer.wq_b.weight", "indexer")                  \
+    X(INDEX_K, "self_attn.indexer.wk.weight", "indexer")                    \
+    X(INDEX_K_NORM, "self_attn.indexer.k_norm.weight", "norms")             \
+    X(INDEX_K_BIAS, "self_attn.indexer.k_norm.bias", "norms")               \
+    X(INDEX_WEIGHTS, "self_attn.indexer.weights_proj.weight", "indexer")    \
+    X(ROUTER, "mlp.gate.weight", "router")                                  \
+    X(ROUTER_BIAS, "mlp.gate.e_score_correction_bias", "router")            \
+    X(EXPERT_GATE, "mlp.experts.%u.gate_proj.weight", "experts")            \
+    X(EXPERT_UP, "mlp.experts.%u.up_proj.weight", "experts")                \
+    X(EXPERT_DOWN, "mlp.experts.%u.down_proj.weight", "experts")            \
+    X(SHARED_GATE, "mlp.shared_experts.gate_proj.weight", "shared experts") \
+    X(SHARED_UP, "mlp.shared_experts.up_proj.weight", "shared experts")     \
+    X(SHARED_DOWN, "mlp.shared_experts.down_proj.weight", "shared experts") \
+    X(DENSE_GATE, "mlp.gate_proj.weight", "dense layers")                   \
+    X(DENSE_UP, "mlp.up_proj.weight", "dense layers")                       \
+    X(DENSE_DOWN, "mlp.down_proj.weight", "dense layers")                   \
+    X(ENORM, "enorm.weight", "norms")                                       \
+    X(HNORM, "hnorm.weight", "norms")                                       \
+    X(EH_PROJ, "eh_proj.weight", "mtp")                                     \
     X(MTP_NORM, "shared_head.norm.weight", "norms")
 typedef enum pot_role {
 #define X(name, suffix, group) POT_ROLE_##name,
@@ -77,8 +77,8 @@ void pot_model_close(pot_model *model);
 
 const pot_config *pot_model_config(const pot_model *model);
 const char *pot_model_directory(const pot_model *model);
-uint32_t pot_model_layers(const pot_model *model); /* n_layers + n_mtp */
-pot_hash pot_model_fingerprint(const pot_model *model); /* config numbers, tensor census, formats, c, G */
+uint32_t pot_model_layers(const pot_model *model);          /* n_layers + n_mtp */
+pot_hash pot_model_fingerprint(const pot_model *model);     /* config numbers, tensor census, formats, c, G */
 int pot_model_grid(const pot_model *model, uint32_t layer); /* G */
 const pot_format_policy *pot_model_policy(const pot_model *model);
 
@@ -86,7 +86,8 @@ const pot_format_policy *pot_model_policy(const pot_model *model);
 pot_status pot_model_matrix(pot_stored *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t expert,
                             pot_err *err);
 /* A norm weight, bias or router bias as f32: out[n], n as the config says. */
-pot_status pot_model_vector(float *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t n, pot_err *err);
+pot_status pot_model_vector(float *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t n,
+                            pot_err *err);
 /* The format a dense matrix (attention, indexer, router = f32, head, embeddings, eh_proj) is packed in. */
 pot_format pot_model_format(const pot_model *model, pot_role role, uint32_t layer);
 

@@ -18,6 +18,7 @@
 #include "model/shard_names.h"
 
 enum { MAX_HEADER_BYTES = 100 * 1024 * 1024, MAX_TENSORS = 1 << 22 }; /* the largest GLM release has 118,629 tensors */
+enum { HASH_ALL_BYTES = 1 << 30, HASH_SAMPLE_BYTES = 4096 };
 
 static const struct {
     const char *text;
@@ -353,12 +354,17 @@ const pot_tensor *pot_shards_find(const pot_shards *s, const char *name) {
 pot_hash pot_shards_hash(const pot_shards *s) {
     pot_hasher *h = pot_hasher_create();
     if (!h) return (pot_hash){0, 0};
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < s->n_tensors; i++) total += s->tensors[i].bytes;
+    const bool all = total <= HASH_ALL_BYTES;
     for (uint32_t i = 0; i < s->n_tensors; i++) {
         const pot_tensor *t = &s->tensors[i];
         uint64_t numbers[2 + POT_MAX_RANK] = {t->dtype, t->rank};
         memcpy(numbers + 2, t->shape, sizeof t->shape);
         pot_hasher_add(h, t->name, strlen(t->name) + 1);
         pot_hasher_add(h, numbers, sizeof numbers);
+        const uint64_t bytes = all || t->bytes < HASH_SAMPLE_BYTES ? t->bytes : HASH_SAMPLE_BYTES;
+        if (bytes) pot_hasher_add(h, t->data + (t->bytes - bytes) / 2, bytes);
     }
     return pot_hasher_end(h);
 }

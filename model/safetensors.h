@@ -17,9 +17,10 @@
 /* X(name in the file, our name, bits an element) */
 #define POT_DTYPE_MAP(X)                                                                                             \
     X("F64", F64, 64)                                                                                                \
-    X("F32", F32, 32) X("F16", F16, 16) X("BF16", BF16, 16) X("F8_E4M3", F8_E4M3, 8) X("F8_E5M2", F8_E5M2, 8)        \
-        X("F8_E8M0", F8_E8M0, 8) X("I64", I64, 64) X("I32", I32, 32) X("I16", I16, 16) X("I8", I8, 8) X("U8", U8, 8) \
-            X("U16", U16, 16) X("U32", U32, 32) X("U64", U64, 64) X("BOOL", BOOL, 8)
+    X("F32", F32, 32)                                                                                                \
+    X("F16", F16, 16) X("BF16", BF16, 16) X("F8_E4M3", F8_E4M3, 8) X("F8_E5M2", F8_E5M2, 8) X("F8_E8M0", F8_E8M0, 8) \
+        X("I64", I64, 64) X("I32", I32, 32) X("I16", I16, 16) X("I8", I8, 8) X("U8", U8, 8) X("U16", U16, 16)        \
+            X("U32", U32, 32) X("U64", U64, 64) X("BOOL", BOOL, 8)
 typedef enum pot_dtype {
 #define X(text, name, bits) POT_DTYPE_##name,
     POT_DTYPE_MAP(X)
@@ -51,7 +52,8 @@ uint32_t pot_shards_tensors(const pot_shards *shards);
 const pot_tensor *pot_shards_at(const pot_shards *shards, uint32_t index);     /* by name, ascending */
 const pot_tensor *pot_shards_find(const pot_shards *shards, const char *name); /* NULL when absent */
 const char *pot_shards_path(const pot_shards *shards, uint32_t shard);
-/* Of the headers (names, dtypes, shapes), whatever the order of shards; all zero when memory is short. */
+/* Of names, dtypes, shapes and data, whatever the order of shards; all zero when memory is short.  Up to 1 GiB all data is
+ * hashed; of larger models a page in the middle of each tensor, which tells two trainings apart but not every flipped bit. */
 pot_hash pot_shards_hash(const pot_shards *shards);
 
 /* Checks one header: bytes of the file's first part and the file's whole size. */

@@ -13,9 +13,9 @@ struct pot_map {
     atomic_uint references;
     uint64_t epoch;
     uint32_t n_workers, n_layers;
-    pot_layer_shape *layers;  /* [n_layers] */
-    uint32_t *layer_expert;   /* [n_layers + 1] number of the first expert of a layer, over all layers */
-    uint32_t *expert_range;   /* [experts + 1] first range of an expert */
+    pot_layer_shape *layers; /* [n_layers] */
+    uint32_t *layer_expert;  /* [n_layers + 1] number of the first expert of a layer, over all layers */
+    uint32_t *expert_range;  /* [experts + 1] first range of an expert */
     pot_map_range *ranges;
 };
 
@@ -81,7 +81,8 @@ bool pot_map_equal(const pot_map *a, const pot_map *b) {
     if (memcmp(a->expert_range, b->expert_range, (experts + 1) * sizeof *a->expert_range) != 0) return false;
     for (uint32_t i = 0; i < a->expert_range[experts]; i++) {
         const pot_map_range *x = &a->ranges[i], *y = &b->ranges[i];
-        if (x->chunk_begin != y->chunk_begin || x->chunk_end != y->chunk_end || x->owners != y->owners || x->first != y->first)
+        if (x->chunk_begin != y->chunk_begin || x->chunk_end != y->chunk_end || x->owners != y->owners ||
+            x->first != y->first)
             return false;
     }
     return true;
@@ -93,8 +94,8 @@ static pot_status check_shape(const pot_layer_shape *shape, uint32_t layer, pot_
     if (shape->n_routed && shape->routed_chunks == 0)
         return pot_fail(err, POT_FORMAT, "map: layer %u has %u experts without chunks", layer, shape->n_routed);
     if (shape->routed_chunks > POT_MAX_CHUNKS || shape->common_chunks > POT_MAX_CHUNKS)
-        return pot_fail(err, POT_LIMIT, "map: layer %u has experts of %u and %u chunks, possible are %d", layer, shape->routed_chunks,
-                        shape->common_chunks, POT_MAX_CHUNKS);
+        return pot_fail(err, POT_LIMIT, "map: layer %u has experts of %u and %u chunks, possible are %d", layer,
+                        shape->routed_chunks, shape->common_chunks, POT_MAX_CHUNKS);
     return POT_OK;
 }
 
@@ -116,7 +117,8 @@ static pot_status take_layers(pot_map_builder *b, const pot_layer_shape *layers,
 pot_status pot_map_builder_create(pot_map_builder **out, uint64_t epoch, uint32_t n_workers,
                                   const pot_layer_shape *layers, uint32_t n_layers, pot_err *err) {
     if (n_workers == 0 || n_workers > POT_MAX_WORKERS)
-        return pot_fail(err, POT_LIMIT, "a map for %u workers was asked for, possible are 1 to %d", n_workers, POT_MAX_WORKERS);
+        return pot_fail(err, POT_LIMIT, "a map for %u workers was asked for, possible are 1 to %d", n_workers,
+                        POT_MAX_WORKERS);
     pot_map_builder *b = pot_alloc(sizeof *b);
     pot_map *map = pot_alloc(sizeof *map);
     if (map) {
@@ -148,20 +150,22 @@ void pot_map_builder_free(pot_map_builder *b) {
     pot_free(b);
 }
 
-pot_status pot_map_builder_add(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunk_begin, uint32_t chunk_end,
-                               uint64_t owners, uint32_t first, pot_err *err) {
+pot_status pot_map_builder_add(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunk_begin,
+                               uint32_t chunk_end, uint64_t owners, uint32_t first, pot_err *err) {
     const pot_map *map = b->map;
     if (layer >= map->n_layers || expert >= pot_layer_experts(&map->layers[layer]))
         return pot_fail(err, POT_FORMAT, "map: layer %u has no expert %u", layer, expert);
     uint32_t chunks = pot_layer_expert_chunks(&map->layers[layer], expert);
     if (chunk_begin >= chunk_end || chunk_end > chunks)
-        return pot_fail(err, POT_FORMAT, "map: layer %u expert %u: chunks %u to %u of %u", layer, expert, chunk_begin, chunk_end,
-                        chunks);
+        return pot_fail(err, POT_FORMAT, "map: layer %u expert %u: chunks %u to %u of %u", layer, expert, chunk_begin,
+                        chunk_end, chunks);
     uint64_t known = map->n_workers == 64 ? UINT64_MAX : ((uint64_t)1 << map->n_workers) - 1;
     if (owners == 0 || (owners & ~known) || first >= map->n_workers || !(owners >> first & 1))
-        return pot_fail(err, POT_FORMAT, "map: layer %u expert %u: owners %llx with worker %u first, there are %u workers", layer,
+        return pot_fail(err, POT_FORMAT,
+                        "map: layer %u expert %u: owners %llx with worker %u first, there are %u workers", layer,
                         expert, (unsigned long long)owners, first, map->n_workers);
-    if (b->n == b->most) return pot_fail(err, POT_FORMAT, "map: more ranges than the %zu chunks that there are", b->most);
+    if (b->n == b->most)
+        return pot_fail(err, POT_FORMAT, "map: more ranges than the %zu chunks that there are", b->most);
     if (b->n == b->capacity) {
         size_t capacity = b->capacity ? 2 * b->capacity : 1024;
         entry *grown = pot_realloc_array(b->entries, capacity, sizeof *grown);
@@ -191,7 +195,8 @@ static pot_status fill(pot_map *map, const pot_map_builder *b, pot_err *err) {
                 const pot_map_range *r = &b->entries[at].range;
                 if (r->chunk_begin != next)
                     return pot_fail(err, POT_FORMAT, "map: layer %u expert %u: chunk %u is %s", layer, expert,
-                                    r->chunk_begin < next ? r->chunk_begin : next, r->chunk_begin < next ? "there twice" : "missing");
+                                    r->chunk_begin < next ? r->chunk_begin : next,
+                                    r->chunk_begin < next ? "there twice" : "missing");
                 next = r->chunk_end;
                 map->ranges[at] = *r;
             }
@@ -207,8 +212,9 @@ pot_status pot_map_builder_finish(pot_map **out, pot_map_builder *b, pot_err *er
     if (b->n) qsort(b->entries, b->n, sizeof *b->entries, by_place);
     map->expert_range = pot_alloc_array((size_t)map->layer_expert[map->n_layers] + 1, sizeof *map->expert_range);
     map->ranges = pot_alloc_array(b->n, sizeof *map->ranges);
-    pot_status s = map->expert_range && map->ranges ? fill(map, b, err)
-                                                    : pot_fail(err, POT_NO_MEMORY, "no memory for a map of %zu ranges", b->n);
+    pot_status s = map->expert_range && map->ranges
+                       ? fill(map, b, err)
+                       : pot_fail(err, POT_NO_MEMORY, "no memory for a map of %zu ranges", b->n);
     if (s == POT_OK) {
         b->map = NULL;
         *out = map;
@@ -219,15 +225,16 @@ pot_status pot_map_builder_finish(pot_map **out, pot_map_builder *b, pot_err *er
 
 /* ---- policies without heat ------------------------------------------------------------------------------------------ */
 
-typedef pot_status policy(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, const pot_layer_shape *shape,
-                          uint64_t *random, pot_err *err);
+typedef pot_status policy(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks,
+                          const pot_layer_shape *shape, uint64_t *random, pot_err *err);
 
-static pot_status whole(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, uint32_t worker, pot_err *err) {
+static pot_status whole(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, uint32_t worker,
+                        pot_err *err) {
     return pot_map_builder_add(b, layer, expert, 0, chunks, (uint64_t)1 << worker, worker, err);
 }
 
-static pot_status contiguous(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, const pot_layer_shape *shape,
-                             uint64_t *random, pot_err *err) {
+static pot_status contiguous(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks,
+                             const pot_layer_shape *shape, uint64_t *random, pot_err *err) {
     (void)random;
     uint32_t worker = expert < shape->n_routed ? (uint32_t)((uint64_t)expert * b->map->n_workers / shape->n_routed) : 0;
     return whole(b, layer, expert, chunks, worker, err);
@@ -240,14 +247,15 @@ static pot_status round_robin(pot_map_builder *b, uint32_t layer, uint32_t exper
 }
 
 /* As even as chunks allow; the start turns with the expert, so that few chunks still reach every worker. */
-static pot_status sliced(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, const pot_layer_shape *shape,
-                         uint64_t *random, pot_err *err) {
+static pot_status sliced(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks,
+                         const pot_layer_shape *shape, uint64_t *random, pot_err *err) {
     (void)random;
     uint32_t workers = b->map->n_workers;
     if (expert >= shape->n_routed) return whole(b, layer, expert, chunks, 0, err);
     pot_status s = POT_OK;
     for (uint32_t i = 0; i < workers && s == POT_OK; i++) {
-        uint32_t begin = (uint32_t)((uint64_t)chunks * i / workers), end = (uint32_t)((uint64_t)chunks * (i + 1) / workers);
+        uint32_t begin = (uint32_t)((uint64_t)chunks * i / workers),
+                 end = (uint32_t)((uint64_t)chunks * (i + 1) / workers);
         uint32_t worker = (i + expert) % workers;
         if (begin < end) s = pot_map_builder_add(b, layer, expert, begin, end, (uint64_t)1 << worker, worker, err);
     }
@@ -265,8 +273,8 @@ static uint64_t next_random(uint64_t *state) {
 static uint32_t below(uint64_t *state, uint32_t n) { return (uint32_t)(next_random(state) >> 33) % n; }
 
 /* Ranges of random length on random workers, a third of them with replicas; the common expert too. */
-static pot_status randomly(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks, const pot_layer_shape *shape,
-                           uint64_t *random, pot_err *err) {
+static pot_status randomly(pot_map_builder *b, uint32_t layer, uint32_t expert, uint32_t chunks,
+                           const pot_layer_shape *shape, uint64_t *random, pot_err *err) {
     (void)shape;
     uint32_t workers = b->map->n_workers;
     pot_status s = POT_OK;
@@ -301,8 +309,8 @@ static pot_status find_policy(policy **out, uint64_t *seed, const char *spec, po
     return POT_OK;
 }
 
-pot_status pot_map_make(pot_map **out, const char *spec, uint64_t epoch, uint32_t n_workers, const pot_layer_shape *layers,
-                        uint32_t n_layers, pot_err *err) {
+pot_status pot_map_make(pot_map **out, const char *spec, uint64_t epoch, uint32_t n_workers,
+                        const pot_layer_shape *layers, uint32_t n_layers, pot_err *err) {
     policy *run = NULL;
     uint64_t random = 0;
     pot_map_builder *b;

@@ -20,7 +20,9 @@ enum { POT_MAX_WORKERS = 64, POT_MAX_CHUNKS = 4096 };
 typedef struct pot_layer_shape {
     uint32_t n_routed, routed_chunks, common_chunks;
 } pot_layer_shape;
-static inline uint32_t pot_layer_experts(const pot_layer_shape *s) { return s->n_routed + (s->common_chunks ? 1u : 0u); }
+static inline uint32_t pot_layer_experts(const pot_layer_shape *s) {
+    return s->n_routed + (s->common_chunks ? 1u : 0u);
+}
 static inline uint32_t pot_layer_expert_chunks(const pot_layer_shape *s, uint32_t expert) {
     return expert < s->n_routed ? s->routed_chunks : s->common_chunks;
 }
@@ -55,7 +57,8 @@ pot_status pot_map_builder_create(pot_map_builder **out, uint64_t epoch, uint32_
                                   const pot_layer_shape *layers, uint32_t n_layers, pot_err *err);
 pot_status pot_map_builder_add(pot_map_builder *builder, uint32_t layer, uint32_t expert, uint32_t chunk_begin,
                                uint32_t chunk_end, uint64_t owners, uint32_t first, pot_err *err);
-pot_status pot_map_builder_finish(pot_map **out, pot_map_builder *builder, pot_err *err); /* frees the builder, always */
+pot_status pot_map_builder_finish(pot_map **out, pot_map_builder *builder,
+                                  pot_err *err); /* frees the builder, always */
 void pot_map_builder_free(pot_map_builder *builder);
 
 /* Policies without heat.  spec: "contiguous", "round-robin", "sliced" (every routed expert cut over all workers), "random:SEED"

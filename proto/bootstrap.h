@@ -10,7 +10,7 @@
 #include "proto/transport.h"
 
 typedef struct pot_launch {
-    int rank, size;          /* from the launcher's environment; 0 of 1 when there is none */
+    int rank, size; /* from the launcher's environment; 0 of 1 when there is none */
     int ranks_on_host;
 } pot_launch;
 /* Only reads the environment (OMPI_COMM_WORLD_*, PMIX/SLURM when MPI can be initialised there): cheap, no MPI call. */

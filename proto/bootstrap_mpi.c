@@ -67,8 +67,8 @@ static void *watch(void *argument) {
     bool done = w->done;
     pthread_mutex_unlock(&w->mutex);
     if (done) return NULL;
-    fprintf(stderr, "potluck: rank %d of %d: the other ranks did not come to the MPI exchange within %d s\n", w->rank, w->size,
-            EXCHANGE_DEADLINE_S);
+    fprintf(stderr, "potluck: rank %d of %d: the other ranks did not come to the MPI exchange within %d s\n", w->rank,
+            w->size, EXCHANGE_DEADLINE_S);
     _exit(3);
 }
 
@@ -106,21 +106,23 @@ typedef struct card {
     uint32_t role, address_bytes;
 } card;
 
-static pot_status gather(pot_bootstrap *b, card *cards, int *counts, int *offsets, uint8_t **addresses, pot_blob address, pot_err *err) {
+static pot_status gather(pot_bootstrap *b, card *cards, int *counts, int *offsets, uint8_t **addresses,
+                         pot_blob address, pot_err *err) {
     int total = 0;
     if (MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, cards, (int)sizeof *cards, MPI_BYTE, MPI_COMM_WORLD) != MPI_SUCCESS)
         return pot_fail(err, POT_ERROR, "MPI could not gather the ranks' cards");
     for (int r = 0; r < b->size; r++) {
         if (cards[r].address_bytes > MAX_ADDRESS_BYTES)
-            return pot_fail(err, POT_FORMAT, "rank %d has an address of %u bytes, at most %d are possible", r, cards[r].address_bytes,
-                            MAX_ADDRESS_BYTES);
+            return pot_fail(err, POT_FORMAT, "rank %d has an address of %u bytes, at most %d are possible", r,
+                            cards[r].address_bytes, MAX_ADDRESS_BYTES);
         counts[r] = (int)cards[r].address_bytes;
         offsets[r] = total;
         total += counts[r];
     }
     *addresses = pot_alloc((size_t)total);
     if (!*addresses) return pot_fail(err, POT_NO_MEMORY, "no memory for the addresses of %d ranks", b->size);
-    if (MPI_Allgatherv(address.bytes, (int)address.n_bytes, MPI_BYTE, *addresses, counts, offsets, MPI_BYTE, MPI_COMM_WORLD) != MPI_SUCCESS)
+    if (MPI_Allgatherv(address.bytes, (int)address.n_bytes, MPI_BYTE, *addresses, counts, offsets, MPI_BYTE,
+                       MPI_COMM_WORLD) != MPI_SUCCESS)
         return pot_fail(err, POT_ERROR, "MPI could not gather the ranks' addresses");
     for (int r = 0; r < b->size; r++) {
         pot_rank *rank = &b->ranks[r];
@@ -138,11 +140,14 @@ static pot_status exchange(pot_bootstrap *out, pot_blob address, uint32_t role, 
     pot_bootstrap b = {0};
     MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &b.size);
-    if (b.size > MAX_RANKS) return pot_fail(err, POT_LIMIT, "%d ranks were started, at most %d can meet", b.size, MAX_RANKS);
-    if (address.n_bytes > MAX_ADDRESS_BYTES) return pot_fail(err, POT_BUG, "an own address of %zu bytes", address.n_bytes);
+    if (b.size > MAX_RANKS)
+        return pot_fail(err, POT_LIMIT, "%d ranks were started, at most %d can meet", b.size, MAX_RANKS);
+    if (address.n_bytes > MAX_ADDRESS_BYTES)
+        return pot_fail(err, POT_BUG, "an own address of %zu bytes", address.n_bytes);
     uint8_t *addresses = NULL;
     card *cards = pot_alloc_array((size_t)b.size, sizeof *cards);
-    int *counts = pot_alloc_array((size_t)b.size, sizeof *counts), *offsets = pot_alloc_array((size_t)b.size, sizeof *offsets);
+    int *counts = pot_alloc_array((size_t)b.size, sizeof *counts),
+        *offsets = pot_alloc_array((size_t)b.size, sizeof *offsets);
     b.ranks = pot_alloc_array((size_t)b.size, sizeof *b.ranks);
     pot_status s = POT_OK;
     if (!cards || !counts || !offsets || !b.ranks) {

@@ -62,33 +62,41 @@ static pot_status send_frame(pot_transport *t, uint32_t peer, pot_control_type t
     return pot_transport_send(t, peer, m, err);
 }
 
-static pot_status unpack_frame(ProtobufCMessage **out, pot_control_type *type, ProtobufCAllocator *allocator, const uint8_t *bytes,
-                               size_t n, pot_err *err) {
+static pot_status unpack_frame(ProtobufCMessage **out, pot_control_type *type, ProtobufCAllocator *allocator,
+                               const uint8_t *bytes, size_t n, pot_err *err) {
     if (n < FRAME_BYTES || n > POT_CONTROL_MAX_BYTES)
-        return pot_fail(err, POT_FORMAT, "a control frame of %zu bytes, possible are %d to %d", n, FRAME_BYTES, POT_CONTROL_MAX_BYTES);
-    if (memcmp(bytes, "PTLC", 4) != 0) return pot_fail(err, POT_FORMAT, "a control frame that does not begin with PTLC");
+        return pot_fail(err, POT_FORMAT, "a control frame of %zu bytes, possible are %d to %d", n, FRAME_BYTES,
+                        POT_CONTROL_MAX_BYTES);
+    if (memcmp(bytes, "PTLC", 4) != 0)
+        return pot_fail(err, POT_FORMAT, "a control frame that does not begin with PTLC");
     *type = (pot_control_type)bytes[4];
     const ProtobufCMessageDescriptor *descriptor = descriptor_of(*type);
     if (!descriptor || bytes[5] != FRAME_VERSION || bytes[6] || bytes[7])
-        return pot_fail(err, POT_FORMAT, "a control frame of type %u, version %u; this build reads types 1 to %d of version %d",
+        return pot_fail(err, POT_FORMAT,
+                        "a control frame of type %u, version %u; this build reads types 1 to %d of version %d",
                         bytes[4], bytes[5], POT_CONTROL_ERROR, FRAME_VERSION);
     *out = protobuf_c_message_unpack(descriptor, allocator, n - FRAME_BYTES, bytes + FRAME_BYTES);
     if (!*out)
-        return pot_fail(err, POT_FORMAT, "a control frame of type %u and %zu bytes that cannot be unpacked", bytes[4], n);
+        return pot_fail(err, POT_FORMAT, "a control frame of type %u and %zu bytes that cannot be unpacked", bytes[4],
+                        n);
     return POT_OK;
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------- */
 
-static ProtobufCBinaryData from_text(const char *text) { return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text}; }
+static ProtobufCBinaryData from_text(const char *text) {
+    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+}
 
 /* Printable text only: it will stand in a sentence on somebody's terminal. */
 static pot_status to_text(char *out, size_t room, const ProtobufCBinaryData *data, const char *field, pot_err *err) {
     if (data->len >= room)
-        return pot_fail(err, POT_FORMAT, "control: %s has %zu bytes, at most %zu are possible", field, data->len, room - 1);
+        return pot_fail(err, POT_FORMAT, "control: %s has %zu bytes, at most %zu are possible", field, data->len,
+                        room - 1);
     for (size_t i = 0; i < data->len; i++)
         if (data->data[i] < 0x20 || data->data[i] == 0x7f)
-            return pot_fail(err, POT_FORMAT, "control: %s has the byte %02x in it, expected text", field, data->data[i]);
+            return pot_fail(err, POT_FORMAT, "control: %s has the byte %02x in it, expected text", field,
+                            data->data[i]);
     if (data->len) memcpy(out, data->data, data->len);
     out[data->len] = 0;
     return POT_OK;
@@ -97,7 +105,8 @@ static pot_status to_text(char *out, size_t room, const ProtobufCBinaryData *dat
 /* A sentence for the wire: cut to what fits, control characters (from a file's name, say) replaced. */
 static ProtobufCBinaryData sentence(char room[POT_CONTROL_TEXT], const char *text) {
     size_t n = 0;
-    for (; text[n] && n < POT_CONTROL_TEXT - 1; n++) room[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
+    for (; text[n] && n < POT_CONTROL_TEXT - 1; n++)
+        room[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
     room[n] = 0;
     return from_text(room);
 }
@@ -179,10 +188,14 @@ pot_status pot_control_send(pot_transport *t, uint32_t peer, const pot_control *
 /* ---- receiving ------------------------------------------------------------------------------------------------------------ */
 
 static pot_status check_hello(pot_hello *out, const Potluck__Hello *m, pot_err *err) {
-    *out = (pot_hello){.protocol_min = m->protocol_min, .protocol_max = m->protocol_max, .pid = m->pid, .threads = m->threads,
+    *out = (pot_hello){.protocol_min = m->protocol_min,
+                       .protocol_max = m->protocol_max,
+                       .pid = m->pid,
+                       .threads = m->threads,
                        .ram_bytes = m->ram_bytes};
     if (m->protocol_min == 0 || m->protocol_min > m->protocol_max)
-        return pot_fail(err, POT_FORMAT, "control: Hello offers protocols %" PRIu32 " to %" PRIu32, m->protocol_min, m->protocol_max);
+        return pot_fail(err, POT_FORMAT, "control: Hello offers protocols %" PRIu32 " to %" PRIu32, m->protocol_min,
+                        m->protocol_max);
     pot_status s = to_text(out->build, sizeof out->build, &m->build, "Hello.build", err);
     if (s == POT_OK) s = to_text(out->host, sizeof out->host, &m->host, "Hello.host", err);
     if (s == POT_OK) s = to_text(out->kernels, sizeof out->kernels, &m->kernels, "Hello.kernels", err);
@@ -191,22 +204,36 @@ static pot_status check_hello(pot_hello *out, const Potluck__Hello *m, pot_err *
 }
 
 static pot_status check_welcome(pot_welcome *out, const Potluck__Welcome *m, pot_err *err) {
-    *out = (pot_welcome){.protocol = m->protocol, .session = m->session, .worker = m->worker, .n_workers = m->n_workers,
-                         .reference = (uint32_t)m->reference, .experts_format = m->experts_format, .dense_format = m->dense_format,
-                         .head_format = m->head_format, .fingerprint = {m->fingerprint_low, m->fingerprint_high},
-                         .hidden = m->hidden, .n_layers = m->n_layers, .grid = m->grid, .heartbeat_us = m->heartbeat_us,
+    *out = (pot_welcome){.protocol = m->protocol,
+                         .session = m->session,
+                         .worker = m->worker,
+                         .n_workers = m->n_workers,
+                         .reference = (uint32_t)m->reference,
+                         .experts_format = m->experts_format,
+                         .dense_format = m->dense_format,
+                         .head_format = m->head_format,
+                         .fingerprint = {m->fingerprint_low, m->fingerprint_high},
+                         .hidden = m->hidden,
+                         .n_layers = m->n_layers,
+                         .grid = m->grid,
+                         .heartbeat_us = m->heartbeat_us,
                          .dead_us = m->dead_us};
     if (m->n_workers == 0 || m->n_workers > POT_MAX_WORKERS || m->worker >= m->n_workers)
-        return pot_fail(err, POT_FORMAT, "control: Welcome for worker %" PRIu32 " of %" PRIu32 ", at most %d", m->worker,
-                        m->n_workers, POT_MAX_WORKERS);
-    if (m->experts_format >= POT_FORMAT_COUNT || m->dense_format >= POT_FORMAT_COUNT || m->head_format >= POT_FORMAT_COUNT)
-        return pot_fail(err, POT_FORMAT, "control: Welcome names formats %" PRIu32 ", %" PRIu32 " and %" PRIu32 ", known are 0 to %d",
+        return pot_fail(err, POT_FORMAT, "control: Welcome for worker %" PRIu32 " of %" PRIu32 ", at most %d",
+                        m->worker, m->n_workers, POT_MAX_WORKERS);
+    if (m->experts_format >= POT_FORMAT_COUNT || m->dense_format >= POT_FORMAT_COUNT ||
+        m->head_format >= POT_FORMAT_COUNT)
+        return pot_fail(err, POT_FORMAT,
+                        "control: Welcome names formats %" PRIu32 ", %" PRIu32 " and %" PRIu32 ", known are 0 to %d",
                         m->experts_format, m->dense_format, m->head_format, POT_FORMAT_COUNT - 1);
     if (m->heartbeat_us < POT_HEARTBEAT_MIN_US || m->dead_us <= m->heartbeat_us || m->dead_us > POT_DEAD_MAX_US)
-        return pot_fail(err, POT_FORMAT, "control: Welcome asks for a heartbeat of %" PRIu64 " us and death after %" PRIu64
-                        " us, possible are %d to %" PRIu64, m->heartbeat_us, m->dead_us, POT_HEARTBEAT_MIN_US, POT_DEAD_MAX_US);
+        return pot_fail(err, POT_FORMAT,
+                        "control: Welcome asks for a heartbeat of %" PRIu64 " us and death after %" PRIu64
+                        " us, possible are %d to %" PRIu64,
+                        m->heartbeat_us, m->dead_us, POT_HEARTBEAT_MIN_US, POT_DEAD_MAX_US);
     if (m->hidden == 0 || m->n_layers == 0 || m->grid > 62)
-        return pot_fail(err, POT_FORMAT, "control: Welcome for %" PRIu32 " layers of hidden size %" PRIu32 " and grid %" PRIu32,
+        return pot_fail(err, POT_FORMAT,
+                        "control: Welcome for %" PRIu32 " layers of hidden size %" PRIu32 " and grid %" PRIu32,
                         m->n_layers, m->hidden, m->grid);
     return to_text(out->model, sizeof out->model, &m->model, "Welcome.model", err);
 }
@@ -214,7 +241,8 @@ static pot_status check_welcome(pot_welcome *out, const Potluck__Welcome *m, pot
 static pot_status check_error(pot_control_error *out, const Potluck__Error *m, pot_err *err) {
     *out = (pot_control_error){.code = m->code, .request = m->request, .step = m->step, .layer = m->layer};
     if (m->code >= POT_STATUS_COUNT)
-        return pot_fail(err, POT_FORMAT, "control: an Error with code %" PRIu32 ", known are 0 to %d", m->code, POT_STATUS_COUNT - 1);
+        return pot_fail(err, POT_FORMAT, "control: an Error with code %" PRIu32 ", known are 0 to %d", m->code,
+                        POT_STATUS_COUNT - 1);
     return to_text(out->text, sizeof out->text, &m->text, "Error.text", err);
 }
 
@@ -358,10 +386,11 @@ void pot_map_receiver_free(pot_map_receiver *r) {
 
 static pot_status add_map_frame(pot_map_receiver *r, const Potluck__Map *m, pot_err *err) {
     if (m->n_owners != m->n_chunk_end || m->n_first_owner != m->n_chunk_end)
-        return pot_fail(err, POT_FORMAT, "control: a Map frame with %zu ranges, %zu owners and %zu first owners", m->n_chunk_end,
-                        m->n_owners, m->n_first_owner);
+        return pot_fail(err, POT_FORMAT, "control: a Map frame with %zu ranges, %zu owners and %zu first owners",
+                        m->n_chunk_end, m->n_owners, m->n_first_owner);
     if (r->builder && m->epoch != r->epoch)
-        return pot_fail(err, POT_FORMAT, "control: a Map frame of epoch %" PRIu64 " while epoch %" PRIu64 " is incomplete", m->epoch,
+        return pot_fail(err, POT_FORMAT,
+                        "control: a Map frame of epoch %" PRIu64 " while epoch %" PRIu64 " is incomplete", m->epoch,
                         r->epoch);
     if (!r->builder) {
         pot_status s = pot_map_builder_create(&r->builder, m->epoch, r->n_workers, r->layers, r->n_layers, err);
@@ -372,13 +401,15 @@ static pot_status add_map_frame(pot_map_receiver *r, const Potluck__Map *m, pot_
     for (size_t e = 0; e < m->n_range_count; e++) {
         uint32_t begin = 0;
         if (m->range_count[e] == 0 || e > UINT32_MAX - m->first_expert)
-            return pot_fail(err, POT_FORMAT, "control: a Map frame from expert %" PRIu32 " on has no ranges for its expert %zu",
+            return pot_fail(err, POT_FORMAT,
+                            "control: a Map frame from expert %" PRIu32 " on has no ranges for its expert %zu",
                             m->first_expert, e);
         for (uint32_t i = 0; i < m->range_count[e]; i++, at++) {
             if (at >= m->n_chunk_end)
-                return pot_fail(err, POT_FORMAT, "control: a Map frame counts more ranges than the %zu it has", m->n_chunk_end);
-            pot_status s = pot_map_builder_add(r->builder, m->layer, m->first_expert + (uint32_t)e, begin, m->chunk_end[at],
-                                               m->owners[at], m->first_owner[at], err);
+                return pot_fail(err, POT_FORMAT, "control: a Map frame counts more ranges than the %zu it has",
+                                m->n_chunk_end);
+            pot_status s = pot_map_builder_add(r->builder, m->layer, m->first_expert + (uint32_t)e, begin,
+                                               m->chunk_end[at], m->owners[at], m->first_owner[at], err);
             if (s != POT_OK) return s;
             begin = m->chunk_end[at];
         }
@@ -388,7 +419,8 @@ static pot_status add_map_frame(pot_map_receiver *r, const Potluck__Map *m, pot_
     return POT_OK;
 }
 
-pot_status pot_map_receiver_add(pot_map_receiver *r, pot_map **out, const uint8_t *bytes, size_t n_bytes, pot_err *err) {
+pot_status pot_map_receiver_add(pot_map_receiver *r, pot_map **out, const uint8_t *bytes, size_t n_bytes,
+                                pot_err *err) {
     budget b = {BUDGET_BYTES};
     ProtobufCAllocator allocator = {budget_alloc, budget_free, &b};
     ProtobufCMessage *message;

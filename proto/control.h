@@ -23,8 +23,13 @@ enum { POT_HEARTBEAT_MIN_US = 1000 };
 #define POT_DEAD_MAX_US ((uint64_t)86400 * 1000000)
 
 typedef enum pot_control_type {
-    POT_CONTROL_HELLO = 1, POT_CONTROL_WELCOME, POT_CONTROL_MAP, POT_CONTROL_READY, POT_CONTROL_HEARTBEAT,
-    POT_CONTROL_LEAVE, POT_CONTROL_ERROR
+    POT_CONTROL_HELLO = 1,
+    POT_CONTROL_WELCOME,
+    POT_CONTROL_MAP,
+    POT_CONTROL_READY,
+    POT_CONTROL_HEARTBEAT,
+    POT_CONTROL_LEAVE,
+    POT_CONTROL_ERROR
 } pot_control_type;
 
 typedef struct pot_hello {
@@ -88,7 +93,8 @@ typedef struct pot_map_receiver pot_map_receiver;
 pot_map_receiver *pot_map_receiver_create(const pot_layer_shape *layers, uint32_t n_layers, uint32_t n_workers);
 /* *out = the committed map when this frame completes one, else NULL.  Frames of two epochs may not mix; a frame that is refused
  * takes those of its epoch with it. */
-pot_status pot_map_receiver_add(pot_map_receiver *receiver, pot_map **out, const uint8_t *bytes, size_t n_bytes, pot_err *err);
+pot_status pot_map_receiver_add(pot_map_receiver *receiver, pot_map **out, const uint8_t *bytes, size_t n_bytes,
+                                pot_err *err);
 void pot_map_receiver_free(pot_map_receiver *receiver);
 
 /* A thread that sends a Heartbeat to each peer every interval (1 us to a day), also while the owner computes for seconds.  The

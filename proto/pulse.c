@@ -40,7 +40,8 @@ static void *run(void *argument) {
         at.tv_sec += (time_t)(nanoseconds / 1000000000);
         at.tv_nsec = (long)(nanoseconds % 1000000000);
         pthread_mutex_lock(&p->mutex);
-        while (!p->stop && pthread_cond_timedwait(&p->stopped, &p->mutex, &at) == 0) {}
+        while (!p->stop && pthread_cond_timedwait(&p->stopped, &p->mutex, &at) == 0) {
+        }
         bool stop = p->stop;
         pthread_mutex_unlock(&p->mutex);
         if (stop) return NULL;

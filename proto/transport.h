@@ -20,8 +20,8 @@ typedef enum pot_message_kind { POT_MESSAGE_DATA = 1, POT_MESSAGE_CONTROL = 2, P
 typedef struct pot_message {
     uint8_t *bytes; /* 64-byte aligned */
     size_t n_bytes, capacity;
-    uint32_t peer;  /* received: from whom; sent: to whom */
-    uint8_t kind;   /* pot_message_kind; LOST: bytes hold the reason as text with a NUL */
+    uint32_t peer;            /* received: from whom; sent: to whom */
+    uint8_t kind;             /* pot_message_kind; LOST: bytes hold the reason as text with a NUL */
     struct pot_message *next; /* the transport's */
     void *internal;           /* the transport's */
 } pot_message;
@@ -46,11 +46,19 @@ struct pot_transport {
 };
 
 static inline pot_message *pot_transport_message(pot_transport *t, size_t bytes) { return t->ops->message(t, bytes); }
-static inline void pot_message_release(pot_transport *t, pot_message *m) { if (m) t->ops->release(t, m); }
-static inline pot_status pot_transport_send(pot_transport *t, uint32_t peer, pot_message *m, pot_err *err) { return t->ops->send(t, peer, m, err); }
-static inline pot_status pot_transport_receive(pot_transport *t, uint64_t timeout_us, pot_message **out, pot_err *err) { return t->ops->receive(t, timeout_us, out, err); }
+static inline void pot_message_release(pot_transport *t, pot_message *m) {
+    if (m) t->ops->release(t, m);
+}
+static inline pot_status pot_transport_send(pot_transport *t, uint32_t peer, pot_message *m, pot_err *err) {
+    return t->ops->send(t, peer, m, err);
+}
+static inline pot_status pot_transport_receive(pot_transport *t, uint64_t timeout_us, pot_message **out, pot_err *err) {
+    return t->ops->receive(t, timeout_us, out, err);
+}
 static inline void pot_transport_wake(pot_transport *t) { t->ops->wake(t); }
-static inline void pot_transport_close(pot_transport *t, uint64_t timeout_us) { if (t) t->ops->close(t, timeout_us); }
+static inline void pot_transport_close(pot_transport *t, uint64_t timeout_us) {
+    if (t) t->ops->close(t, timeout_us);
+}
 
 /* n ends in one process, every one a peer of every other; each end has one owner thread. */
 pot_status pot_transport_mem_create(pot_transport **ends /* [n] */, uint32_t n, pot_err *err);
@@ -58,14 +66,15 @@ pot_status pot_transport_mem_create(pot_transport **ends /* [n] */, uint32_t n, 
 /* UCX: create gives this process's address blob (borrowed, for the bootstrap to hand out); connect takes the blobs of those it
  * will talk to (peers may differ per process; entries with 0 bytes are skipped). */
 typedef struct pot_ucx_options {
-    uint32_t self;        /* own number */
-    uint64_t spin_us;     /* busy polling before sleeping; 0 when ranks outnumber cores */
+    uint32_t self;    /* own number */
+    uint64_t spin_us; /* busy polling before sleeping; 0 when ranks outnumber cores */
 } pot_ucx_options;
 typedef struct pot_blob {
     const void *bytes;
     size_t n_bytes;
 } pot_blob;
-pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, const pot_ucx_options *options, pot_err *err);
+pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, const pot_ucx_options *options,
+                                    pot_err *err);
 pot_status pot_transport_ucx_connect(pot_transport *t, const pot_blob *peers /* [n] */, uint32_t n, pot_err *err);
 
 #endif

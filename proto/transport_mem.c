@@ -139,8 +139,13 @@ static void mem_close(pot_transport *t, uint64_t timeout_us) {
     if (last) free_hub(h);
 }
 
-static const pot_transport_ops mem_ops = {.name = "mem", .message = mem_message, .release = mem_release, .send = mem_send,
-                                          .receive = mem_receive, .wake = mem_wake, .close = mem_close};
+static const pot_transport_ops mem_ops = {.name = "mem",
+                                          .message = mem_message,
+                                          .release = mem_release,
+                                          .send = mem_send,
+                                          .receive = mem_receive,
+                                          .wake = mem_wake,
+                                          .close = mem_close};
 
 pot_status pot_transport_mem_create(pot_transport **ends, uint32_t n, pot_err *err) {
     hub *h = pot_alloc(sizeof *h);

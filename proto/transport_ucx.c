@@ -52,23 +52,23 @@ typedef struct ucx_transport {
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_address_t *address;
-    pot_blob sealed; /* the address, for others */
+    pot_blob sealed;  /* the address, for others */
     am_header header; /* of everything that is sent: it must live as long as any send */
     uint64_t spin_us;
     int ucx_fd, own_fd;
     bool sleeping, woken;
-    bool stop_told;           /* receive has returned for the stop signal; the farewell that follows may sleep */
+    bool stop_told; /* receive has returned for the stop signal; the farewell that follows may sleep */
     pot_pool pool;
-    pot_message *head, *tail; /* received */
-    uint32_t in_flight;       /* sends and receives that UCX has not finished */
-    ucx_peer *peers;          /* [n_peers] */
+    pot_message *head, *tail;          /* received */
+    pot_message *flying, **flying_end; /* those that UCX sends from or receives into */
+    ucx_peer *peers;                   /* [n_peers] */
     uint32_t n_peers;
 } ucx_transport;
 
 struct ucx_peer {
     ucx_transport *owner;
     uint32_t number;
-    ucp_ep_h ep;              /* NULL: not connected */
+    ucp_ep_h ep; /* NULL: not connected */
     bool lost;
     ucs_status_ptr_t closing; /* while the transport closes: its flush, then its end */
 };
@@ -100,6 +100,24 @@ static pot_message *dequeue(ucx_transport *u) {
     return m;
 }
 
+/* UCX forgets some of what it was given when a connection is closed by force, so it is kept in a list: what is still in it when
+ * the worker is gone is ours again. */
+static void lend(ucx_transport *u, pot_message *m) {
+    m->internal = u;
+    m->next = NULL;
+    *u->flying_end = m;
+    u->flying_end = &m->next;
+}
+
+/* Most are done in the order they were lent, so the walk is short. */
+static void take_back(ucx_transport *u, pot_message *m) {
+    pot_message **at = &u->flying;
+    while (*at != m) at = &(*at)->next;
+    *at = m->next;
+    if (!*at) u->flying_end = at;
+    m->next = NULL;
+}
+
 static void report_lost(ucx_peer *peer, const char *why) {
     ucx_transport *u = peer->owner;
     if (peer->lost) return;
@@ -125,7 +143,7 @@ static void on_data_received(void *request, ucs_status_t status, size_t length, 
     ucx_transport *u = m->internal;
     ucx_peer *peer = &u->peers[m->peer];
     (void)length;
-    u->in_flight--;
+    take_back(u, m);
     if (status == UCS_OK && !peer->lost) {
         enqueue(u, m);
     } else {
@@ -135,11 +153,12 @@ static void on_data_received(void *request, ucs_status_t status, size_t length, 
     if (request) ucp_request_free(request);
 }
 
-static ucs_status_t on_message(ucx_transport *u, uint8_t kind, size_t most, const void *header, size_t header_bytes, void *data,
-                               size_t bytes, const ucp_am_recv_param_t *param) {
+static ucs_status_t on_message(ucx_transport *u, uint8_t kind, size_t most, const void *header, size_t header_bytes,
+                               void *data, size_t bytes, const ucp_am_recv_param_t *param) {
     am_header h;
     if (header_bytes != sizeof h || bytes > most) {
-        POT_LOG(POT_LOG_WARN, "proto.ucx", "a message of %zu bytes with a header of %zu is dropped", bytes, header_bytes);
+        POT_LOG(POT_LOG_WARN, "proto.ucx", "a message of %zu bytes with a header of %zu is dropped", bytes,
+                header_bytes);
         return UCS_OK;
     }
     memcpy(&h, header, sizeof h);
@@ -160,10 +179,10 @@ static ucs_status_t on_message(ucx_transport *u, uint8_t kind, size_t most, cons
         enqueue(u, m);
         return UCS_OK;
     }
-    m->internal = u;
     ucp_request_param_t receive = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                   .cb.recv_am = on_data_received, .user_data = m};
-    u->in_flight++;
+                                   .cb.recv_am = on_data_received,
+                                   .user_data = m};
+    lend(u, m);
     ucs_status_ptr_t request = ucp_am_recv_data_nbx(u->worker, data, m->bytes, bytes, &receive);
     if (UCS_PTR_IS_PTR(request)) return UCS_INPROGRESS;
     on_data_received(NULL, UCS_PTR_STATUS(request), bytes, m); /* done at once, or failed */
@@ -172,7 +191,8 @@ static ucs_status_t on_message(ucx_transport *u, uint8_t kind, size_t most, cons
 
 static ucs_status_t on_data(void *argument, const void *header, size_t header_bytes, void *data, size_t bytes,
                             const ucp_am_recv_param_t *param) {
-    return on_message(argument, POT_MESSAGE_DATA, sizeof(pot_wire_header) + POT_WIRE_MAX_PAYLOAD, header, header_bytes, data, bytes, param);
+    return on_message(argument, POT_MESSAGE_DATA, sizeof(pot_wire_header) + POT_WIRE_MAX_PAYLOAD, header, header_bytes,
+                      data, bytes, param);
 }
 
 static ucs_status_t on_control(void *argument, const void *header, size_t header_bytes, void *data, size_t bytes,
@@ -183,7 +203,7 @@ static ucs_status_t on_control(void *argument, const void *header, size_t header
 static void on_sent(void *request, ucs_status_t status, void *user) {
     pot_message *m = user;
     ucx_transport *u = m->internal;
-    u->in_flight--;
+    take_back(u, m);
     if (status != UCS_OK) report_lost(&u->peers[m->peer], ucs_status_string(status));
     pot_pool_give(&u->pool, m);
     if (request) ucp_request_free(request);
@@ -192,7 +212,8 @@ static void on_sent(void *request, ucs_status_t status, void *user) {
 /* ---- the ops -------------------------------------------------------------------------------------------------------------------- */
 
 static void progress(ucx_transport *u) {
-    for (int i = 0; i < PROGRESS_ROUNDS && ucp_worker_progress(u->worker); i++) {}
+    for (int i = 0; i < PROGRESS_ROUNDS && ucp_worker_progress(u->worker); i++) {
+    }
 }
 
 static pot_message *ucx_message(pot_transport *t, size_t bytes) {
@@ -211,14 +232,15 @@ static void ucx_release(pot_transport *t, pot_message *m) {
 }
 
 static void post(ucx_transport *u, ucx_peer *peer, pot_message *m) {
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = (m->n_bytes <= EAGER_BYTES ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV),
-                                 .cb.send = on_sent, .user_data = m};
-    m->internal = u;
+                                 .cb.send = on_sent,
+                                 .user_data = m};
     m->peer = peer->number;
-    u->in_flight++;
-    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, m->kind == POT_MESSAGE_CONTROL ? AM_CONTROL : AM_DATA, &u->header,
-                                               sizeof u->header, m->bytes, m->n_bytes, &param);
+    lend(u, m);
+    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, m->kind == POT_MESSAGE_CONTROL ? AM_CONTROL : AM_DATA,
+                                               &u->header, sizeof u->header, m->bytes, m->n_bytes, &param);
     if (!UCS_PTR_IS_PTR(request)) on_sent(NULL, UCS_PTR_STATUS(request), m);
 }
 
@@ -252,7 +274,8 @@ static void sleep_until(ucx_transport *u, uint64_t until_us, int *busy) {
     pthread_mutex_unlock(&u->mutex);
     struct timespec timeout = {(time_t)(left / 1000000), (long)(left % 1000000 * 1000)};
     /* poll() leaves out descriptors below 0. */
-    struct pollfd fds[3] = {{*busy ? -1 : u->ucx_fd, POLLIN, 0}, {u->own_fd, POLLIN, 0}, {u->stop_told ? -1 : pot_stop_fd(), POLLIN, 0}};
+    struct pollfd fds[3] = {
+        {*busy ? -1 : u->ucx_fd, POLLIN, 0}, {u->own_fd, POLLIN, 0}, {u->stop_told ? -1 : pot_stop_fd(), POLLIN, 0}};
     (void)ppoll(fds, 3, &timeout, NULL);
     pthread_mutex_lock(&u->mutex);
     u->sleeping = false;
@@ -316,6 +339,10 @@ static void destroy(ucx_transport *u) {
     if (u->context) ucp_cleanup(u->context);
     if (u->own_fd >= 0) close(u->own_fd);
     for (pot_message *m; (m = dequeue(u));) pot_pool_give(&u->pool, m);
+    for (pot_message *m; (m = u->flying);) {
+        take_back(u, m);
+        pot_pool_give(&u->pool, m);
+    }
     pot_pool_drain(&u->pool);
     pthread_mutex_destroy(&u->mutex);
     pot_free((void *)(uintptr_t)u->sealed.bytes);
@@ -334,7 +361,7 @@ static void ucx_close(pot_transport *t, uint64_t timeout_us) {
         if (peer->ep && !peer->lost) peer->closing = ucp_ep_flush_nbx(peer->ep, &flush);
     }
     wait_for_all(u, until);
-    while (u->in_flight && pot_now_us() < until)
+    while (u->flying && pot_now_us() < until)
         if (!ucp_worker_progress(u->worker)) usleep(NAP_US);
     /* By force: an orderly end needs the other side, which may have stopped. */
     const ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
@@ -348,8 +375,13 @@ static void ucx_close(pot_transport *t, uint64_t timeout_us) {
     destroy(u);
 }
 
-static const pot_transport_ops ucx_ops = {.name = "ucx", .message = ucx_message, .release = ucx_release, .send = ucx_send,
-                                          .receive = ucx_receive, .wake = ucx_wake, .close = ucx_close};
+static const pot_transport_ops ucx_ops = {.name = "ucx",
+                                          .message = ucx_message,
+                                          .release = ucx_release,
+                                          .send = ucx_send,
+                                          .receive = ucx_receive,
+                                          .wake = ucx_wake,
+                                          .close = ucx_close};
 
 /* ---- opening ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -366,7 +398,8 @@ static pot_status open_context(ucx_transport *u, pot_err *err) {
     /* A dead process on the same host is noticed after so long; silent hosts are the heartbeat's. */
     if (!getenv("UCX_KEEPALIVE_INTERVAL")) (void)ucp_config_modify(config, "KEEPALIVE_INTERVAL", "1s");
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP, .name = "potluck"};
+                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                           .name = "potluck"};
     status = ucp_init(&params, config, &u->context);
     ucp_config_release(config);
     return status == UCS_OK ? POT_OK : ucx_fault(err, "it does not start", status);
@@ -375,12 +408,16 @@ static pot_status open_context(ucx_transport *u, pot_err *err) {
 static ucs_status_t set_handler(ucx_transport *u, unsigned id, ucp_am_recv_callback_t callback) {
     ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                                                   UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-                                    .id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = callback, .arg = u};
+                                    .id = id,
+                                    .flags = UCP_AM_FLAG_WHOLE_MSG,
+                                    .cb = callback,
+                                    .arg = u};
     return ucp_worker_set_am_recv_handler(u->worker, &param);
 }
 
 static pot_status open_worker(ucx_transport *u, pot_err *err) {
-    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
     ucs_status_t status = ucp_worker_create(u->context, &params, &u->worker);
     if (status != UCS_OK) return ucx_fault(err, "no worker can be made", status);
     status = set_handler(u, AM_DATA, on_data);
@@ -393,16 +430,19 @@ static pot_status open_worker(ucx_transport *u, pot_err *err) {
     return pot_ucx_address_seal(&u->sealed, address, err);
 }
 
-pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, const pot_ucx_options *options, pot_err *err) {
+pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, const pot_ucx_options *options,
+                                    pot_err *err) {
     ucx_transport *u = pot_alloc(sizeof *u);
     if (!u) return pot_fail(err, POT_NO_MEMORY, "no memory for a transport");
     u->transport.ops = &ucx_ops;
     u->header.from = options->self;
     u->spin_us = options->spin_us;
+    u->flying_end = &u->flying;
     pot_ucx_log_redirect();
     pthread_mutex_init(&u->mutex, NULL);
     u->own_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    pot_status s = u->own_fd >= 0 ? open_context(u, err) : pot_fail(err, POT_IO, "no event descriptor: %s", strerror(errno));
+    pot_status s =
+        u->own_fd >= 0 ? open_context(u, err) : pot_fail(err, POT_IO, "no event descriptor: %s", strerror(errno));
     if (s == POT_OK) s = open_worker(u, err);
     if (s != POT_OK) {
         destroy(u);
@@ -429,9 +469,10 @@ pot_status pot_transport_ucx_connect(pot_transport *t, const pot_blob *peers, ui
             s = pot_at(err, "the address of rank %u", i);
             break;
         }
-        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                  .address = peers[i].bytes, .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                  .address = peers[i].bytes,
+                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                                   .err_handler = {on_endpoint_error, peer}};
         ucs_status_t status = ucp_ep_create(u->worker, &params, &peer->ep);
         if (status != UCS_OK) {

@@ -16,9 +16,10 @@
 
 /* ---- log ---------------------------------------------------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *function,
-                                                                       ucs_log_level_t level, const ucs_log_component_config_t *component,
-                                                                       const char *format, va_list arguments) {
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t on_log(const char *file, unsigned line,
+                                                                      const char *function, ucs_log_level_t level,
+                                                                      const ucs_log_component_config_t *component,
+                                                                      const char *format, va_list arguments) {
     (void)file;
     (void)line;
     (void)function;
@@ -73,16 +74,20 @@ pot_status pot_ucx_address_seal(pot_blob *out, pot_blob address, pot_err *err) {
 
 pot_status pot_ucx_address_check(pot_blob sealed, pot_err *err) {
     seal s, own = own_seal();
-    if (sealed.n_bytes <= sizeof s) return pot_fail(err, POT_FORMAT, "%zu bytes are too few for a UCX address", sealed.n_bytes);
+    if (sealed.n_bytes <= sizeof s)
+        return pot_fail(err, POT_FORMAT, "%zu bytes are too few for a UCX address", sealed.n_bytes);
     size_t n = sealed.n_bytes - sizeof s;
     memcpy(&s, (const uint8_t *)sealed.bytes + n, sizeof s);
-    if (memcmp(s.mark, seal_mark, sizeof s.mark) != 0 || s.checksum != pot_hash64(sealed.bytes, n + offsetof(seal, checksum)))
-        return pot_fail(err, POT_FORMAT, "%zu bytes that are no address of this program, or were changed on the way", sealed.n_bytes);
+    if (memcmp(s.mark, seal_mark, sizeof s.mark) != 0 ||
+        s.checksum != pot_hash64(sealed.bytes, n + offsetof(seal, checksum)))
+        return pot_fail(err, POT_FORMAT, "%zu bytes that are no address of this program, or were changed on the way",
+                        sealed.n_bytes);
     if (s.major != own.major)
-        return pot_fail(err, POT_REFUSED, "it uses UCX %u.%u, this process %u.%u: their addresses differ", s.major, s.minor, own.major,
-                        own.minor);
+        return pot_fail(err, POT_REFUSED, "it uses UCX %u.%u, this process %u.%u: their addresses differ", s.major,
+                        s.minor, own.major, own.minor);
     if (s.minor != own.minor)
-        POT_LOG(POT_LOG_WARN, "proto.ucx", "a peer uses UCX %u.%u, this process %u.%u: if they do not meet, use one version", s.major,
-                s.minor, own.major, own.minor);
+        POT_LOG(POT_LOG_WARN, "proto.ucx",
+                "a peer uses UCX %u.%u, this process %u.%u: if they do not meet, use one version", s.major, s.minor,
+                own.major, own.minor);
     return POT_OK;
 }

@@ -1,7 +1,9 @@
-/* Bytes are put and taken one field at a time in little-endian order, so the host's order and padding never reach the wire.  On
- * little-endian hosts the compiler turns this into plain loads and stores. */
+/* Fields are put and taken one at a time in little-endian order, so the host's order and padding never reach the wire.  The copies of
+ * constant length become plain loads and stores, which the loops over rows need: byte by byte gcc 12 took 11 us to add a row of 6,144
+ * int32 sums and 19 us for int64, instead of 4 and 2. */
 #include "proto/wire.h"
 
+#include <endian.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -13,14 +15,15 @@ enum { HEADER_BYTES = 64, ITEM_BYTES = 24, RECORD_BYTES = 40, ROW_ENCODING = 1 }
 
 /* ---- fields ---------------------------------------------------------------------------------------------------------- */
 
-static void put(uint8_t *at, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) at[i] = (uint8_t)(value >> 8 * i);
+static inline void put(uint8_t *at, uint64_t value, size_t bytes) {
+    uint64_t little = htole64(value);
+    memcpy(at, &little, bytes);
 }
 
-static uint64_t get(const uint8_t *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = bytes - 1; i >= 0; i--) value = value << 8 | at[i];
-    return value;
+static inline uint64_t get(const uint8_t *at, size_t bytes) {
+    uint64_t little = 0;
+    memcpy(&little, at, bytes);
+    return le64toh(little);
 }
 
 static size_t up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -44,11 +47,21 @@ void pot_wire_put_header(uint8_t *m, const pot_wire_header *h) {
 }
 
 static void get_header(pot_wire_header *h, const uint8_t *m) {
-    *h = (pot_wire_header){.magic = (uint32_t)get(m, 4), .version = (uint16_t)get(m + 4, 2), .type = (uint16_t)get(m + 6, 2),
-                           .flags = (uint32_t)get(m + 8, 4), .layer = (uint32_t)get(m + 12, 4), .epoch = get(m + 16, 8),
-                           .request = get(m + 24, 8), .step = get(m + 32, 8), .n_rows = (uint32_t)get(m + 40, 4),
-                           .n_items = (uint32_t)get(m + 44, 4), .n_hints = (uint16_t)get(m + 48, 2), .formats = m[50],
-                           .grid = (int8_t)m[51], .columns = (uint32_t)get(m + 52, 4), .payload_bytes = get(m + 56, 8)};
+    *h = (pot_wire_header){.magic = (uint32_t)get(m, 4),
+                           .version = (uint16_t)get(m + 4, 2),
+                           .type = (uint16_t)get(m + 6, 2),
+                           .flags = (uint32_t)get(m + 8, 4),
+                           .layer = (uint32_t)get(m + 12, 4),
+                           .epoch = get(m + 16, 8),
+                           .request = get(m + 24, 8),
+                           .step = get(m + 32, 8),
+                           .n_rows = (uint32_t)get(m + 40, 4),
+                           .n_items = (uint32_t)get(m + 44, 4),
+                           .n_hints = (uint16_t)get(m + 48, 2),
+                           .formats = m[50],
+                           .grid = (int8_t)m[51],
+                           .columns = (uint32_t)get(m + 52, 4),
+                           .payload_bytes = get(m + 56, 8)};
 }
 
 void pot_wire_put_item(uint8_t *at, const pot_wire_item *item) {
@@ -67,9 +80,12 @@ void pot_wire_put_item(uint8_t *at, const pot_wire_item *item) {
 void pot_wire_item_get(pot_wire_item *out, const pot_wire_work *work, uint32_t index) {
     const uint8_t *at = work->items + (size_t)index * ITEM_BYTES;
     uint32_t weight = (uint32_t)get(at + 16, 4);
-    *out = (pot_wire_item){.row = (uint32_t)get(at, 4), .expert = (uint32_t)get(at + 4, 4),
-                           .chunk_begin = (uint16_t)get(at + 8, 2), .chunk_end = (uint16_t)get(at + 10, 2),
-                           .kind = (uint16_t)get(at + 12, 2), .reserved = (uint16_t)get(at + 14, 2),
+    *out = (pot_wire_item){.row = (uint32_t)get(at, 4),
+                           .expert = (uint32_t)get(at + 4, 4),
+                           .chunk_begin = (uint16_t)get(at + 8, 2),
+                           .chunk_end = (uint16_t)get(at + 10, 2),
+                           .kind = (uint16_t)get(at + 12, 2),
+                           .reserved = (uint16_t)get(at + 14, 2),
                            .reserved2 = (uint32_t)get(at + 20, 4)};
     memcpy(&out->weight, &weight, sizeof weight);
 }
@@ -117,27 +133,31 @@ void pot_wire_sum_layout(pot_wire_layout *out, const pot_wire_header *h, uint32_
 enum { MAX_COLUMNS = 1 << 20 };
 
 pot_status pot_wire_header_parse(pot_wire_header *out, const uint8_t *m, size_t bytes, pot_err *err) {
-    if (bytes < HEADER_BYTES) return pot_fail(err, POT_FORMAT, "a data message of %zu bytes, its header alone has 64", bytes);
+    if (bytes < HEADER_BYTES)
+        return pot_fail(err, POT_FORMAT, "a data message of %zu bytes, its header alone has 64", bytes);
     pot_wire_header h;
     get_header(&h, m);
     if (h.magic != POT_WIRE_MAGIC)
-        return pot_fail(err, POT_FORMAT, "a data message begins with %08" PRIx32 ", expected %08x: not potluck's", h.magic,
-                        POT_WIRE_MAGIC);
+        return pot_fail(err, POT_FORMAT, "a data message begins with %08" PRIx32 ", expected %08x: not potluck's",
+                        h.magic, POT_WIRE_MAGIC);
     if (h.version != POT_WIRE_VERSION)
-        return pot_fail(err, POT_FORMAT, "a data message of version %u, this build reads %d", h.version, POT_WIRE_VERSION);
+        return pot_fail(err, POT_FORMAT, "a data message of version %u, this build reads %d", h.version,
+                        POT_WIRE_VERSION);
     if (h.type != POT_WIRE_WORK && h.type != POT_WIRE_SUM)
-        return pot_fail(err, POT_FORMAT, "a data message of type %u, known are %d (WORK) and %d (SUM)", h.type, POT_WIRE_WORK,
-                        POT_WIRE_SUM);
+        return pot_fail(err, POT_FORMAT, "a data message of type %u, known are %d (WORK) and %d (SUM)", h.type,
+                        POT_WIRE_WORK, POT_WIRE_SUM);
     if (h.flags) return pot_fail(err, POT_FORMAT, "a data message with flags %" PRIx32 ", version 1 has none", h.flags);
     if (h.n_rows == 0 || h.n_rows > POT_WIRE_MAX_ROWS || h.n_items == 0 || h.n_items > POT_WIRE_MAX_ITEMS ||
         h.columns == 0 || h.columns > MAX_COLUMNS)
         return pot_fail(err, POT_FORMAT,
-                        "a data message with %" PRIu32 " rows of %" PRIu32 " columns and %" PRIu32 " items; at most %d, %d and %d are possible",
+                        "a data message with %" PRIu32 " rows of %" PRIu32 " columns and %" PRIu32
+                        " items; at most %d, %d and %d are possible",
                         h.n_rows, h.columns, h.n_items, POT_WIRE_MAX_ROWS, MAX_COLUMNS, POT_WIRE_MAX_ITEMS);
-    if (h.grid < 0 || h.grid > 62) return pot_fail(err, POT_FORMAT, "a data message with grid %d, possible are 0 to 62", h.grid);
+    if (h.grid < 0 || h.grid > 62)
+        return pot_fail(err, POT_FORMAT, "a data message with grid %d, possible are 0 to 62", h.grid);
     if (h.payload_bytes > POT_WIRE_MAX_PAYLOAD || h.payload_bytes != bytes - HEADER_BYTES)
-        return pot_fail(err, POT_FORMAT, "a data message says that it carries %" PRIu64 " bytes and has %zu", h.payload_bytes,
-                        bytes - HEADER_BYTES);
+        return pot_fail(err, POT_FORMAT, "a data message says that it carries %" PRIu64 " bytes and has %zu",
+                        h.payload_bytes, bytes - HEADER_BYTES);
     *out = h;
     return POT_OK;
 }
@@ -156,7 +176,8 @@ static pot_status check_item(const pot_wire_item *item, uint32_t index, uint32_t
     if (item->row >= n_rows)
         return pot_fail(err, POT_FORMAT, "item %u is for row %" PRIu32 " of %u", index, item->row, n_rows);
     if (item->kind != POT_KIND_FFN)
-        return pot_fail(err, POT_FORMAT, "item %u is of kind %u, this build computes kind %d", index, item->kind, POT_KIND_FFN);
+        return pot_fail(err, POT_FORMAT, "item %u is of kind %u, this build computes kind %d", index, item->kind,
+                        POT_KIND_FFN);
     if (item->chunk_begin >= item->chunk_end)
         return pot_fail(err, POT_FORMAT, "item %u has chunks %u to %u", index, item->chunk_begin, item->chunk_end);
     if (item->reserved || item->reserved2 || !isfinite(item->weight))
@@ -169,8 +190,10 @@ pot_status pot_wire_work_parse(pot_wire_work *out, const uint8_t *m, size_t byte
     pot_status s = pot_wire_header_parse(&w.header, m, bytes, err);
     if (s == POT_OK) s = need_type(&w.header, POT_WIRE_WORK, err);
     if (s != POT_OK) return s;
-    if (w.header.formats == 0 || (w.header.formats & ~(POT_ACT_Q8 | POT_ACT_F32)) || w.header.n_hints > POT_WIRE_MAX_HINTS)
-        return pot_fail(err, POT_FORMAT, "a WORK message with row formats %u and %u hints", w.header.formats, w.header.n_hints);
+    if (w.header.formats == 0 || (w.header.formats & ~(POT_ACT_Q8 | POT_ACT_F32)) ||
+        w.header.n_hints > POT_WIRE_MAX_HINTS)
+        return pot_fail(err, POT_FORMAT, "a WORK message with row formats %u and %u hints", w.header.formats,
+                        w.header.n_hints);
     pot_wire_layout layout;
     pot_wire_work_layout(&layout, &w.header);
     s = need_bytes(bytes, layout.bytes, err);
@@ -209,7 +232,8 @@ pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *m, size_t bytes,
     if (s != POT_OK) return s;
     const pot_wire_header *h = &sum.header;
     if (h->formats != ROW_ENCODING)
-        return pot_fail(err, POT_FORMAT, "a SUM message with row encoding %u, this build reads %d", h->formats, ROW_ENCODING);
+        return pot_fail(err, POT_FORMAT, "a SUM message with row encoding %u, this build reads %d", h->formats,
+                        ROW_ENCODING);
     pot_wire_sum_layout(&layout, h, 0);
     if (bytes < layout.rows) return need_bytes(bytes, layout.bytes, err);
     s = count_bits(&covered, m + layout.covered, h->n_items, "item", err);
@@ -219,8 +243,8 @@ pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *m, size_t bytes,
     s = need_bytes(bytes, layout.bytes, err);
     if (s != POT_OK) return s;
     if (covered + h->n_hints != h->n_items)
-        return pot_fail(err, POT_FORMAT, "a SUM message covers %u items and lists %u as moved, of %" PRIu32, covered, h->n_hints,
-                        h->n_items);
+        return pot_fail(err, POT_FORMAT, "a SUM message covers %u items and lists %u as moved, of %" PRIu32, covered,
+                        h->n_hints, h->n_items);
     sum.covered = m + layout.covered;
     sum.wide = m + layout.wide;
     sum.rows = m + layout.rows;
@@ -229,13 +253,16 @@ pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *m, size_t bytes,
     for (uint32_t i = 0, next = 0; i < h->n_hints; i++) {
         uint32_t item = (uint32_t)get(sum.moved + 4 * (size_t)i, 4);
         if (item < next || item >= h->n_items || pot_wire_bit(sum.covered, item))
-            return pot_fail(err, POT_FORMAT, "a SUM message lists item %" PRIu32 " of %" PRIu32 " as moved, which is covered or out of order",
+            return pot_fail(err, POT_FORMAT,
+                            "a SUM message lists item %" PRIu32 " of %" PRIu32
+                            " as moved, which is covered or out of order",
                             item, h->n_items);
         next = item + 1;
     }
     const uint8_t *r = m + layout.record;
-    sum.record = (pot_wire_record){(uint32_t)get(r, 4), (uint32_t)get(r + 4, 4), (uint32_t)get(r + 8, 4), (uint32_t)get(r + 12, 4),
-                                   get(r + 16, 8), get(r + 24, 8), get(r + 32, 8)};
+    sum.record = (pot_wire_record){
+        (uint32_t)get(r, 4), (uint32_t)get(r + 4, 4), (uint32_t)get(r + 8, 4), (uint32_t)get(r + 12, 4),
+        get(r + 16, 8),      get(r + 24, 8),          get(r + 32, 8)};
     if (sum.record.reserved) return pot_fail(err, POT_FORMAT, "a SUM message uses the record's reserved bytes");
     *out = sum;
     return POT_OK;

@@ -35,7 +35,12 @@ enum {
 #define POT_WIRE_MAX_PAYLOAD ((uint64_t)1 << 30)
 
 /* Numbers are never reused.  3 and 4 are reserved for sums between workers and for work that is passed on. */
-typedef enum pot_wire_type { POT_WIRE_WORK = 1, POT_WIRE_SUM = 2, POT_WIRE_REDUCE = 3, POT_WIRE_CHAIN = 4 } pot_wire_type;
+typedef enum pot_wire_type {
+    POT_WIRE_WORK = 1,
+    POT_WIRE_SUM = 2,
+    POT_WIRE_REDUCE = 3,
+    POT_WIRE_CHAIN = 4
+} pot_wire_type;
 
 /* Item kinds: 2 and 3 are reserved for columns of a linear layer (order-free sum) and rows of one (concatenation). */
 typedef enum pot_wire_kind { POT_KIND_FFN = 1, POT_KIND_LINEAR_COLUMNS = 2, POT_KIND_LINEAR_ROWS = 3 } pot_wire_kind;
@@ -44,9 +49,9 @@ typedef struct pot_wire_header {
     uint32_t magic;
     uint16_t version;
     uint16_t type;
-    uint32_t flags;   /* 0 in version 1 */
+    uint32_t flags; /* 0 in version 1 */
     uint32_t layer;
-    uint64_t epoch;   /* of the map that the sender dispatched by */
+    uint64_t epoch; /* of the map that the sender dispatched by */
     uint64_t request;
     uint64_t step;
     uint32_t n_rows;
@@ -73,10 +78,10 @@ typedef struct pot_wire_record {
 
 /* Sizes, so that a sender asks for one buffer and fills the sections in place. */
 typedef struct pot_wire_layout {
-    size_t rows, row_stride;          /* offsets from the start of the message (header included) */
-    size_t items, hints;              /* WORK */
+    size_t rows, row_stride;             /* offsets from the start of the message (header included) */
+    size_t items, hints;                 /* WORK */
     size_t covered, wide, record, moved; /* SUM */
-    size_t bytes;                     /* whole message */
+    size_t bytes;                        /* whole message */
 } pot_wire_layout;
 void pot_wire_work_layout(pot_wire_layout *out, const pot_wire_header *h);
 /* `wide_rows`: how many rows are int64.  Row offsets are not equal then: rows follow in order, each 8-byte padded. */

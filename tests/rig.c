@@ -25,9 +25,7 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
     for (uint32_t i = 0; i < o->n_workers; i++) {
         pot_rig_worker *w = &rig->workers[i];
         w->options =
-            (pot_worker_options){.transport = rig->ends[i + 1],
-                                 .compute = rig->compute,
-                                 .timeout_us = timeout_us};
+            (pot_worker_options){.transport = rig->ends[i + 1], .compute = rig->compute, .timeout_us = timeout_us};
         if (o->mixed_kernels) w->options.compute.kernels = tables[i % (uint32_t)n_tables];
         if (i > 0) w->options.compute.threads = 1;
         if (i == 0) {

@@ -66,7 +66,8 @@ static float logit(float p) { return logf(p / (1 - p)); }
 
 static void router_selects_by_bias_and_weighs_without(void **state) {
     (void)state;
-    pot_config c = {.n_routed = 4, .top_k = 2, .n_group = 1, .topk_group = 1, .norm_topk_prob = true, .routed_scale = 2.5f};
+    pot_config c = {
+        .n_routed = 4, .top_k = 2, .n_group = 1, .topk_group = 1, .norm_topk_prob = true, .routed_scale = 2.5f};
     float logits[4] = {logit(0.5f), logit(0.2f), logit(0.4f), logit(0.1f)}, scratch[4], weights[2];
     const float bias[4] = {0, 0, 0, 0.9f}; /* lifts expert 3 above all */
     uint32_t experts[2];
@@ -92,7 +93,8 @@ static void router_takes_the_lower_expert_of_equals(void **state) {
 static void router_rules_out_groups(void **state) {
     (void)state;
     /* Groups of three; the single best expert stands in a group whose two best together lose. */
-    pot_config c = {.n_routed = 9, .top_k = 2, .n_group = 3, .topk_group = 1, .norm_topk_prob = true, .routed_scale = 1};
+    pot_config c = {
+        .n_routed = 9, .top_k = 2, .n_group = 3, .topk_group = 1, .norm_topk_prob = true, .routed_scale = 1};
     float logits[9], scratch[9], weights[2];
     const float p[9] = {0.9f, 0.1f, 0.1f, 0.6f, 0.6f, 0.2f, 0.5f, 0.5f, 0.5f}, bias[9] = {0};
     for (int i = 0; i < 9; i++) logits[i] = logit(p[i]);
@@ -139,7 +141,8 @@ static void kv_gives_back_what_its_format_holds(void **state) {
         }
         pot_kv_index_read(index_got, s, kernels, 0, 15, 1);
         for (int i = 0; i < 3; i++)
-            assert_true(index_got[i] == (format == POT_KV_F32 ? index[i] : pot_f32_from_bf16(pot_bf16_from_f32(index[i]))));
+            assert_true(index_got[i] ==
+                        (format == POT_KV_F32 ? index[i] : pot_f32_from_bf16(pot_bf16_from_f32(index[i]))));
         pot_sequence_free(s);
     }
 }
@@ -155,10 +158,13 @@ static void kv_refuses_a_context_the_model_lacks(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(top_positions_break_ties_by_lower_index), cmocka_unit_test(top_positions_stand_sorted_input),
-        cmocka_unit_test(router_selects_by_bias_and_weighs_without), cmocka_unit_test(router_takes_the_lower_expert_of_equals),
-        cmocka_unit_test(router_rules_out_groups),                 cmocka_unit_test(router_refuses_what_is_not_finite),
-        cmocka_unit_test(kv_gives_back_what_its_format_holds),     cmocka_unit_test(kv_refuses_a_context_the_model_lacks)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(top_positions_break_ties_by_lower_index),
+                                       cmocka_unit_test(top_positions_stand_sorted_input),
+                                       cmocka_unit_test(router_selects_by_bias_and_weighs_without),
+                                       cmocka_unit_test(router_takes_the_lower_expert_of_equals),
+                                       cmocka_unit_test(router_rules_out_groups),
+                                       cmocka_unit_test(router_refuses_what_is_not_finite),
+                                       cmocka_unit_test(kv_gives_back_what_its_format_holds),
+                                       cmocka_unit_test(kv_refuses_a_context_the_model_lacks)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -537,7 +537,8 @@ static void expert_sums_do_not_depend_on_threads_order_or_grouping(void **state)
         pot_acts acts;
         pot_ffn_scratch scratch = {0};
         assert_int_equal(pot_acts_create(&acts, N_ROWS, HIDDEN, &err), POT_OK);
-        assert_int_equal(pot_acts_fill(&acts, &alone, x, HIDDEN, HIDDEN, N_ROWS, POT_ACT_Q8 | POT_ACT_F32, &err), POT_OK);
+        assert_int_equal(pot_acts_fill(&acts, &alone, x, HIDDEN, HIDDEN, N_ROWS, POT_ACT_Q8 | POT_ACT_F32, &err),
+                         POT_OK);
         /* one row of one job at a time */
         memset(want, 0, sizeof want);
         for (int j = N_JOBS - 1; j >= 0; j--)
@@ -546,14 +547,16 @@ static void expert_sums_do_not_depend_on_threads_order_or_grouping(void **state)
                 one.rows += i;
                 one.weights += i;
                 one.n_rows = 1;
-                assert_int_equal(pot_ffn_run(&alone, want, HIDDEN, acts.rows, &one, 1, FFN_GRID, &scratch, &err), POT_OK);
+                assert_int_equal(pot_ffn_run(&alone, want, HIDDEN, acts.rows, &one, 1, FFN_GRID, &scratch, &err),
+                                 POT_OK);
             }
         for (int t = 0; t < n_tables; t++)
             for (int threads = 1; threads <= 4; threads++) {
                 flush_denormals();
                 memset(got, 0, sizeof got);
                 const pot_compute compute = {.kernels = tables[t], .threads = threads, .eager = true};
-                assert_int_equal(pot_ffn_run(&compute, got, HIDDEN, acts.rows, l.job, N_JOBS, FFN_GRID, &scratch, &err), POT_OK);
+                assert_int_equal(pot_ffn_run(&compute, got, HIDDEN, acts.rows, l.job, N_JOBS, FFN_GRID, &scratch, &err),
+                                 POT_OK);
                 assert_memory_equal(got, want, sizeof got);
             }
         pot_ffn_scratch_free(&scratch);

@@ -41,7 +41,8 @@ static const shape_case shapes[] = {
     {"many chunks", {{2, 4096, 4095}}, 1},
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
-static const char *const policies[] = {"contiguous", "round-robin", "sliced", "random:0", "random:7", "random:18446744073709551615"};
+static const char *const policies[] = {"contiguous", "round-robin", "sliced",
+                                       "random:0",   "random:7",    "random:18446744073709551615"};
 enum { N_POLICIES = sizeof policies / sizeof policies[0] };
 
 typedef void check(const pot_map *map, const shape_case *shape, const char *policy);
@@ -74,10 +75,12 @@ static void is_complete(const pot_map *map, const shape_case *shape, const char 
             for (uint32_t i = 0; i < n; next = r[i++].chunk_end)
                 if (r[i].chunk_begin != next || r[i].chunk_end <= next || !r[i].owners || (r[i].owners & ~known) ||
                     r[i].first >= workers || !(r[i].owners >> r[i].first & 1))
-                    fail_msg("%s, %s, %u workers: layer %u expert %u range %u is %u-%u of %llx, first %u", policy, shape->name, workers,
-                             layer, e, i, r[i].chunk_begin, r[i].chunk_end, (unsigned long long)r[i].owners, r[i].first);
+                    fail_msg("%s, %s, %u workers: layer %u expert %u range %u is %u-%u of %llx, first %u", policy,
+                             shape->name, workers, layer, e, i, r[i].chunk_begin, r[i].chunk_end,
+                             (unsigned long long)r[i].owners, r[i].first);
             if (next != pot_layer_expert_chunks(&shape->layers[layer], e))
-                fail_msg("%s, %s, %u workers: layer %u expert %u ends at chunk %u", policy, shape->name, workers, layer, e, next);
+                fail_msg("%s, %s, %u workers: layer %u expert %u ends at chunk %u", policy, shape->name, workers, layer,
+                         e, next);
         }
     }
 }
@@ -125,12 +128,14 @@ static void is_even(const pot_map *map, const shape_case *shape, const char *pol
         for (uint32_t e = 0; e < shape->layers[layer].n_routed; e++) {
             count_chunks(counts, map, layer, e);
             if (spread(counts, workers) > 1)
-                fail_msg("%s, %s: expert %u over %u workers differs by %u chunks", policy, shape->name, e, workers, spread(counts, workers));
+                fail_msg("%s, %s: expert %u over %u workers differs by %u chunks", policy, shape->name, e, workers,
+                         spread(counts, workers));
         }
         /* The turning start evens out what single experts leave over: never more than one expert's worth. */
         count_chunks(counts, map, layer, UINT32_MAX);
         if (spread(counts, workers) > shape->layers[layer].routed_chunks)
-            fail_msg("%s, %s: layer %u over %u workers differs by %u chunks", policy, shape->name, layer, workers, spread(counts, workers));
+            fail_msg("%s, %s: layer %u over %u workers differs by %u chunks", policy, shape->name, layer, workers,
+                     spread(counts, workers));
     }
 }
 
@@ -147,7 +152,8 @@ static void has_whole_experts(const pot_map *map, const shape_case *shape, const
             const pot_map_range *r = pot_map_ranges(map, layer, e, &n);
             assert_int_equal(n, 1);
             if (policy[0] == 'r') assert_int_equal(r->first, e % workers);
-            if (policy[0] == 'c' && r->first < previous) fail_msg("%s, %s: expert %u goes back", policy, shape->name, e);
+            if (policy[0] == 'c' && r->first < previous)
+                fail_msg("%s, %s: expert %u goes back", policy, shape->name, e);
             previous = r->first;
         }
         count_chunks(counts, map, layer, UINT32_MAX);
@@ -168,7 +174,8 @@ static void has_common_at_home(const pot_map *map, const shape_case *shape, cons
         const pot_layer_shape *l = &shape->layers[layer];
         if (!l->common_chunks) continue;
         const pot_map_range *r = pot_map_ranges(map, layer, l->n_routed, &n);
-        if (n != 1 || r->owners != 1) fail_msg("%s, %s: the common expert of layer %u is not worker 0's alone", policy, shape->name, layer);
+        if (n != 1 || r->owners != 1)
+            fail_msg("%s, %s: the common expert of layer %u is not worker 0's alone", policy, shape->name, layer);
     }
 }
 
@@ -205,8 +212,17 @@ static void random_has_replicas_cuts_and_seeds(void **state) {
 
 static void policy_is_refused_with_the_known_ones(void **state) {
     (void)state;
-    static const char *const wrong[] = {"",         "Sliced",     "contiguous ", "random",     "random:", "random:-1",
-                                        "random: 1", "random:+1", "random:1x",   "random:0x1", "random:18446744073709551616"};
+    static const char *const wrong[] = {"",
+                                        "Sliced",
+                                        "contiguous ",
+                                        "random",
+                                        "random:",
+                                        "random:-1",
+                                        "random: 1",
+                                        "random:+1",
+                                        "random:1x",
+                                        "random:0x1",
+                                        "random:18446744073709551616"};
     static const pot_layer_shape layer = {4, 2, 2};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         pot_map *map = NULL;
@@ -271,8 +287,8 @@ static void builder_refuses_ranges_outside_the_shape(void **state) {
     pot_map_builder *b;
     MUST(pot_map_builder_create(&b, 1, 3, small, 2, &err));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(pot_map_builder_add(b, cases[i].layer, cases[i].expert, cases[i].begin, cases[i].end, cases[i].owners,
-                                             cases[i].first, &err),
+        assert_int_equal(pot_map_builder_add(b, cases[i].layer, cases[i].expert, cases[i].begin, cases[i].end,
+                                             cases[i].owners, cases[i].first, &err),
                          POT_FORMAT);
         assert_string_equal(err.text, cases[i].text);
     }
@@ -293,11 +309,17 @@ static void builder_refuses_gaps_and_overlaps(void **state) {
         {{{0}}, 0, "map: layer 0 expert 0: chunk 0 is missing"},
         {{{0, 0, 0, 2}, {1, 0, 0, 4}, {1, 1, 0, 4}, {1, 2, 0, 1}}, 4, "map: layer 0 expert 0: chunk 2 is missing"},
         {{{0, 0, 1, 3}, {1, 0, 0, 4}, {1, 1, 0, 4}, {1, 2, 0, 1}}, 4, "map: layer 0 expert 0: chunk 0 is missing"},
-        {{{0, 0, 0, 3}, {1, 0, 3, 4}, {1, 0, 0, 2}, {1, 1, 0, 4}, {1, 2, 0, 1}}, 5, "map: layer 1 expert 0: chunk 2 is missing"},
+        {{{0, 0, 0, 3}, {1, 0, 3, 4}, {1, 0, 0, 2}, {1, 1, 0, 4}, {1, 2, 0, 1}},
+         5,
+         "map: layer 1 expert 0: chunk 2 is missing"},
         {{{0, 0, 0, 3}, {1, 0, 0, 4}, {1, 2, 0, 1}}, 3, "map: layer 1 expert 1: chunk 0 is missing"},
         {{{0, 0, 0, 3}, {1, 0, 0, 4}, {1, 1, 0, 4}}, 3, "map: layer 1 expert 2: chunk 0 is missing"},
-        {{{0, 0, 0, 3}, {1, 0, 2, 4}, {1, 0, 0, 3}, {1, 1, 0, 4}, {1, 2, 0, 1}}, 5, "map: layer 1 expert 0: chunk 2 is there twice"},
-        {{{0, 0, 0, 3}, {0, 0, 0, 3}, {1, 0, 0, 4}, {1, 1, 0, 4}, {1, 2, 0, 1}}, 5, "map: layer 0 expert 0: chunk 0 is there twice"},
+        {{{0, 0, 0, 3}, {1, 0, 2, 4}, {1, 0, 0, 3}, {1, 1, 0, 4}, {1, 2, 0, 1}},
+         5,
+         "map: layer 1 expert 0: chunk 2 is there twice"},
+        {{{0, 0, 0, 3}, {0, 0, 0, 3}, {1, 0, 0, 4}, {1, 1, 0, 4}, {1, 2, 0, 1}},
+         5,
+         "map: layer 0 expert 0: chunk 0 is there twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pot_map_builder *b;
@@ -363,13 +385,15 @@ static void map_answers_who_owns_what(void **state) {
         uint32_t worker, layer, expert, begin, end;
         bool owns;
     } cases[] = {
-        {0, 1, 0, 0, 4, true},  {0, 1, 0, 1, 3, true},   {1, 1, 0, 0, 4, false}, {1, 1, 0, 2, 4, true},  {1, 1, 0, 1, 3, false},
-        {2, 1, 0, 3, 4, true},  {1, 1, 1, 0, 4, true},   {0, 1, 1, 0, 1, false}, {2, 1, 2, 0, 1, true},  {0, 0, 0, 0, 3, true},
-        {0, 0, 0, 0, 4, false}, {0, 0, 0, 2, 2, false},  {0, 0, 0, 3, 2, false}, {3, 1, 0, 2, 4, false}, {64, 1, 0, 2, 4, false},
-        {0, 2, 0, 0, 1, false}, {0, 1, 3, 0, 1, false},
+        {0, 1, 0, 0, 4, true},  {0, 1, 0, 1, 3, true},  {1, 1, 0, 0, 4, false},  {1, 1, 0, 2, 4, true},
+        {1, 1, 0, 1, 3, false}, {2, 1, 0, 3, 4, true},  {1, 1, 1, 0, 4, true},   {0, 1, 1, 0, 1, false},
+        {2, 1, 2, 0, 1, true},  {0, 0, 0, 0, 3, true},  {0, 0, 0, 0, 4, false},  {0, 0, 0, 2, 2, false},
+        {0, 0, 0, 3, 2, false}, {3, 1, 0, 2, 4, false}, {64, 1, 0, 2, 4, false}, {0, 2, 0, 0, 1, false},
+        {0, 1, 3, 0, 1, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (pot_map_owns(map, cases[i].worker, cases[i].layer, cases[i].expert, cases[i].begin, cases[i].end) != cases[i].owns)
+        if (pot_map_owns(map, cases[i].worker, cases[i].layer, cases[i].expert, cases[i].begin, cases[i].end) !=
+            cases[i].owns)
             fail_msg("case %zu", i);
     uint32_t n = 7;
     assert_null(pot_map_ranges(map, 2, 0, &n));
@@ -383,7 +407,8 @@ static void map_answers_who_owns_what(void **state) {
 
 static void equality_ignores_the_epoch_and_nothing_else(void **state) {
     (void)state;
-    pot_map *map = build(1, 3, 1, 2), *others[] = {build(1, 7, 1, 2), build(1, 3, 0, 2), build(1, 3, 1, 3)}, *same = build(2, 3, 1, 2);
+    pot_map *map = build(1, 3, 1, 2), *others[] = {build(1, 7, 1, 2), build(1, 3, 0, 2), build(1, 3, 1, 3)},
+            *same = build(2, 3, 1, 2);
     assert_true(pot_map_equal(map, same));
     assert_int_equal(pot_map_epoch(same), 2);
     for (int i = 0; i < 3; i++) {

@@ -17,10 +17,12 @@ static void philox_gives_the_published_vectors(void **state) {
     static const struct {
         uint64_t key, low, high;
         uint32_t want[4];
-    } cases[] = {
-        {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {UINT64_MAX, UINT64_MAX, UINT64_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {0x299f31d0a4093822u, 0x85a308d3243f6a88u, 0x0370734413198a2eu, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+    } cases[] = {{0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+                 {UINT64_MAX, UINT64_MAX, UINT64_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+                 {0x299f31d0a4093822u,
+                  0x85a308d3243f6a88u,
+                  0x0370734413198a2eu,
+                  {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t got[4];
         pot_philox(got, cases[i].key, cases[i].low, cases[i].high);
@@ -118,8 +120,8 @@ static void log_softmax_agrees_with_libm(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_published_vectors),     cmocka_unit_test(greedy_takes_the_lower_id_of_equals),
-        cmocka_unit_test(draws_follow_the_probabilities),         cmocka_unit_test(draw_depends_on_seed_and_position_only),
-        cmocka_unit_test(sample_refuses_what_is_not_finite),      cmocka_unit_test(log_softmax_agrees_with_libm)};
+        cmocka_unit_test(philox_gives_the_published_vectors), cmocka_unit_test(greedy_takes_the_lower_id_of_equals),
+        cmocka_unit_test(draws_follow_the_probabilities),     cmocka_unit_test(draw_depends_on_seed_and_position_only),
+        cmocka_unit_test(sample_refuses_what_is_not_finite),  cmocka_unit_test(log_softmax_agrees_with_libm)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,17 +33,17 @@ enum { MINUTE_US = 60000000, EAGER = 128 * 1024, BACK_S = 120 };
 static pot_err err; /* of each process's own thread */
 
 /* In a child: says where and what, and ends it. */
-#define CHECK(condition)                                                                             \
-    do {                                                                                             \
-        if (!(condition)) {                                                                          \
+#define CHECK(condition)                                                                                       \
+    do {                                                                                                       \
+        if (!(condition)) {                                                                                    \
             fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", __FILE__, __LINE__, #condition, err.text); \
-            _exit(1);                                                                                \
-        }                                                                                            \
+            _exit(1);                                                                                          \
+        }                                                                                                      \
     } while (0)
 
 typedef struct side {
     uint32_t self;
-    int link;  /* a stream to the other process, for addresses and for keeping step */
+    int link;    /* a stream to the other process, for addresses and for keeping step */
     pid_t other; /* 0 for the process that was forked first */
     pot_transport *t;
 } side;
@@ -106,7 +106,8 @@ static void expect_ends(const pid_t pids[2], int signal, const char *tls) {
     for (int n = 0; n < 2; n++) {
         int status;
         int which = wait(&status) == pids[1], wanted = which ? signal : 0;
-        bool good = wanted ? WIFSIGNALED(status) && WTERMSIG(status) == wanted : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        bool good =
+            wanted ? WIFSIGNALED(status) && WTERMSIG(status) == wanted : WIFEXITED(status) && WEXITSTATUS(status) == 0;
         if (good || failed >= 0) continue;
         failed = which;
         status_of_failed = status;
@@ -170,8 +171,8 @@ static bool has_pattern(const pot_message *m, size_t bytes, uint32_t seed) {
 
 /* ---- messages --------------------------------------------------------------------------------------------------------------- */
 
-static const size_t sizes[] = {0,         1,         63,       64,   65,      4095, 4096,    8191,    8192,      8193, 65535, 65536,
-                               EAGER - 1, EAGER, EAGER + 1, 200000, 1 << 20, (1 << 20) + 1, 4 << 20};
+static const size_t sizes[] = {0,     1,     63,        64,    65,        4095,   4096,    8191,          8192,   8193,
+                               65535, 65536, EAGER - 1, EAGER, EAGER + 1, 200000, 1 << 20, (1 << 20) + 1, 4 << 20};
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
 static void ask_for_echoes(side *s) {
@@ -390,10 +391,13 @@ static void killed_peer_is_reported_once(void **state) {
 
 static void close_on_the_killed(side *s) {
     open_side(s);
-    for (uint32_t i = 0; i < 50; i++) CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 100000, i), &err) == POT_OK);
+    for (uint32_t i = 0; i < 50; i++)
+        CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 100000, i), &err) == POT_OK);
     CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 4 << 20, 0), &err) == POT_OK);
     CHECK(kill(s->other, SIGKILL) == 0);
-    for (uint32_t i = 0; i < 50 && pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 100000, i), &err) == POT_OK; i++) {}
+    for (uint32_t i = 0; i < 50 && pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 100000, i), &err) == POT_OK;
+         i++) {
+    }
     uint64_t begin = pot_now_us();
     pot_transport_close(s->t, 300000);
     CHECK(pot_now_us() - begin < 10000000);
@@ -414,7 +418,8 @@ static void close_on_the_stopped(side *s) {
     pot_message *m;
     open_side(s);
     CHECK(kill(s->other, SIGSTOP) == 0);
-    for (uint32_t i = 0; i < 200; i++) CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 60000, i), &err) == POT_OK);
+    for (uint32_t i = 0; i < 200; i++)
+        CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 60000, i), &err) == POT_OK);
     CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 1 << 20, 0), &err) == POT_OK);
     CHECK(pot_transport_receive(s->t, 200000, &m, &err) == POT_OK && !m);
     uint64_t begin = pot_now_us();
@@ -449,9 +454,16 @@ static void send_garbage(side *s) {
     static const uint32_t from_nobody = 99, from_yourself = 0, from_me[3] = {1, 1, 1};
     static uint8_t payload[1 << 20];
     const am_text texts[] = {
-        {7, from_me, 4, 100},        {1, NULL, 0, 100},        {1, from_me, 3, 100},       {1, from_me, 8, 100},
-        {1, &from_nobody, 4, 100},   {1, &from_yourself, 4, 100}, {2, from_me, 4, POT_CONTROL_MAX_BYTES + 1},
-        {2, from_me, 4, 1 << 20},    {1, &from_nobody, 4, 1 << 20}, {1, from_me, 4, 77},   /* the only good one */
+        {7, from_me, 4, 100},
+        {1, NULL, 0, 100},
+        {1, from_me, 3, 100},
+        {1, from_me, 8, 100},
+        {1, &from_nobody, 4, 100},
+        {1, &from_yourself, 4, 100},
+        {2, from_me, 4, POT_CONTROL_MAX_BYTES + 1},
+        {2, from_me, 4, 1 << 20},
+        {1, &from_nobody, 4, 1 << 20},
+        {1, from_me, 4, 77}, /* the only good one */
     };
     static char theirs[4096];
     ucp_context_h context;
@@ -459,8 +471,10 @@ static void send_garbage(side *s) {
     ucp_address_t *address;
     ucp_ep_h ep;
     pot_blob own, sealed, other;
-    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
-    const ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SINGLE};
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                                 .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+    const ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                               .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucp_config_t *config;
     CHECK(ucp_config_read(NULL, NULL, &config) == UCS_OK);
     CHECK(ucp_config_modify(config, "MM_ERROR_HANDLING", "y") == UCS_OK);
@@ -473,15 +487,18 @@ static void send_garbage(side *s) {
     CHECK(pot_ucx_address_seal(&sealed, own, &err) == POT_OK);
     swap_blobs(s->link, sealed, theirs, sizeof theirs, &other);
     pot_free((void *)(uintptr_t)sealed.bytes);
-    const ucp_ep_params_t ep_params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+    const ucp_ep_params_t ep_params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                     UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                                       .address = other.bytes, .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                       .address = other.bytes,
+                                       .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                                        .err_handler = {ignore_error, NULL}};
     CHECK(ucp_ep_create(worker, &ep_params, &ep) == UCS_OK);
     meet(s);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         const ucp_request_param_t eager = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                           .flags = texts[i].bytes < EAGER ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV};
+                                           .flags =
+                                               texts[i].bytes < EAGER ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV};
         ucs_status_ptr_t request =
             ucp_am_send_nbx(ep, texts[i].id, texts[i].header, texts[i].header_bytes, payload, texts[i].bytes, &eager);
         CHECK(!UCS_PTR_IS_ERR(request));
@@ -517,11 +534,17 @@ static void connect_to_garbage(side *s) {
     const pot_ucx_options options = {.self = 0};
     CHECK(pot_transport_ucx_create(&s->t, &own, &options, &err) == POT_OK);
     CHECK(own.n_bytes > 0 && own.n_bytes < 4096);
-    CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 10, 0), &err) == POT_PEER_LOST); /* not connected yet */
+    CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 10, 0), &err) ==
+          POT_PEER_LOST); /* not connected yet */
     CHECK(pot_transport_ucx_connect(s->t, peers, 2, &err) == POT_OK);
-    CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 10, 0), &err) == POT_PEER_LOST); /* nobody to connect to */
+    CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, 10, 0), &err) ==
+          POT_PEER_LOST); /* nobody to connect to */
     pot_transport_close(s->t, 0);
     CHECK(pot_transport_ucx_create(&s->t, &own, &options, &err) == POT_OK);
+    static const uint8_t garbage[200] = {1, 2, 3};
+    peers[1] = (pot_blob){garbage, sizeof garbage};
+    CHECK(pot_transport_ucx_connect(s->t, peers, 2, &err) == POT_FORMAT);
+    CHECK(strstr(err.text, "the address of rank 1: ") == err.text);
     pot_transport_close(s->t, 0); /* never connected */
 }
 

@@ -134,7 +134,8 @@ static void log_of_ucx_goes_to_ours(void **state) {
     static const struct {
         void (*call)(void);
         const char *words; /* NULL: nothing */
-    } cases[] = {{warn, "ucx warn: a warning of 42"}, {complain, "ucx warn: an error of UCX"}, {warn_of_our_setting, NULL}};
+    } cases[] = {
+        {warn, "ucx warn: a warning of 42"}, {complain, "ucx warn: an error of UCX"}, {warn_of_our_setting, NULL}};
     char text[1000];
     pot_ucx_log_redirect();
     pot_ucx_log_redirect(); /* again: still one line each */

@@ -27,16 +27,29 @@ typedef struct message {
 
 enum { WORK_ROWS = 3, WORK_ITEMS = 5, WORK_HINTS = 3, COLUMNS = 45 };
 
-static const pot_wire_header work_header = {.magic = POT_WIRE_MAGIC, .version = POT_WIRE_VERSION, .type = POT_WIRE_WORK,
-                                            .layer = 77, .epoch = 0x0102030405060708, .request = 0x1112131415161718,
-                                            .step = 0x2122232425262728, .n_rows = WORK_ROWS, .n_items = WORK_ITEMS,
-                                            .n_hints = WORK_HINTS, .formats = POT_ACT_Q8 | POT_ACT_F32, .grid = 24,
+static const pot_wire_header work_header = {.magic = POT_WIRE_MAGIC,
+                                            .version = POT_WIRE_VERSION,
+                                            .type = POT_WIRE_WORK,
+                                            .layer = 77,
+                                            .epoch = 0x0102030405060708,
+                                            .request = 0x1112131415161718,
+                                            .step = 0x2122232425262728,
+                                            .n_rows = WORK_ROWS,
+                                            .n_items = WORK_ITEMS,
+                                            .n_hints = WORK_HINTS,
+                                            .formats = POT_ACT_Q8 | POT_ACT_F32,
+                                            .grid = 24,
                                             .columns = COLUMNS};
 static const pot_wire_item work_items[WORK_ITEMS] = {
     {.row = 0, .expert = 255, .chunk_begin = 0, .chunk_end = 8, .kind = POT_KIND_FFN, .weight = 0.25f},
     {.row = 1, .expert = 3, .chunk_begin = 2, .chunk_end = 3, .kind = POT_KIND_FFN, .weight = -1.5f},
     {.row = 2, .expert = 256, .chunk_begin = 0, .chunk_end = 4096, .kind = POT_KIND_FFN, .weight = 1.0f},
-    {.row = 2, .expert = 0x01020304, .chunk_begin = 0x0506, .chunk_end = 0x0708, .kind = POT_KIND_FFN, .weight = 1.17549435e-38f},
+    {.row = 2,
+     .expert = 0x01020304,
+     .chunk_begin = 0x0506,
+     .chunk_end = 0x0708,
+     .kind = POT_KIND_FFN,
+     .weight = 1.17549435e-38f},
     {.row = 0, .expert = 0, .chunk_begin = 0, .chunk_end = 1, .kind = POT_KIND_FFN, .weight = 0.0f},
 };
 static const uint32_t work_hints[WORK_HINTS] = {0, 255, 0x01020304};
@@ -62,10 +75,15 @@ static message make_work(void) {
 enum { SUM_ROWS = 3, SUM_ITEMS = 70, SUM_COLUMNS = 5, SUM_MOVED = 3 };
 static const uint32_t moved_items[SUM_MOVED] = {1, 64, 69};
 /* Rows 0 and 2 fit int32, row 1 does not. */
-static const int64_t sum_rows[SUM_ROWS][SUM_COLUMNS] = {
-    {INT32_MAX, INT32_MIN, 1, -1, 0}, {INT64_MAX, INT64_MIN, 1, -1, (int64_t)INT32_MAX + 1}, {0, -2, 0x01020304, -0x01020304, 5}};
-static const pot_wire_record sum_record = {.queue_us = 1, .load_us = 0x01020304, .compute_us = 3, .vram_bytes = 4,
-                                           .ram_bytes = 0x0102030405060708, .disk_bytes = 6};
+static const int64_t sum_rows[SUM_ROWS][SUM_COLUMNS] = {{INT32_MAX, INT32_MIN, 1, -1, 0},
+                                                        {INT64_MAX, INT64_MIN, 1, -1, (int64_t)INT32_MAX + 1},
+                                                        {0, -2, 0x01020304, -0x01020304, 5}};
+static const pot_wire_record sum_record = {.queue_us = 1,
+                                           .load_us = 0x01020304,
+                                           .compute_us = 3,
+                                           .vram_bytes = 4,
+                                           .ram_bytes = 0x0102030405060708,
+                                           .disk_bytes = 6};
 
 static message make_sum(void) {
     pot_wire_header h = work_header;
@@ -83,7 +101,8 @@ static message make_sum(void) {
     pot_wire_put_header(m.bytes, &h);
     for (uint32_t i = 0; i < SUM_ITEMS; i++)
         if (i != 1 && i != 64 && i != 69) m.bytes[layout.covered + i / 8] |= (uint8_t)(1u << i % 8);
-    size_t put = pot_wire_sum_rows_put(m.bytes + layout.rows, m.bytes + layout.wide, sum_rows[0], SUM_ROWS, SUM_COLUMNS);
+    size_t put =
+        pot_wire_sum_rows_put(m.bytes + layout.rows, m.bytes + layout.wide, sum_rows[0], SUM_ROWS, SUM_COLUMNS);
     assert_int_equal(put, layout.record - layout.rows);
     pot_wire_put_record(m.bytes + layout.record, &sum_record);
     for (size_t i = 0; i < SUM_MOVED; i++) put_u32(m.bytes + layout.moved + 4 * i, moved_items[i]);
@@ -159,7 +178,8 @@ static void sum_comes_back_as_it_was_put(void **state) {
     assert_int_equal(pot_wire_sum_parse(&sum, m.bytes, m.n, &err), POT_OK);
     expect_same_header(&sum.header, &work_header);
     assert_memory_equal(&sum.record, &sum_record, sizeof sum_record);
-    for (uint32_t i = 0; i < SUM_ITEMS; i++) assert_int_equal(pot_wire_bit(sum.covered, i), i != 1 && i != 64 && i != 69);
+    for (uint32_t i = 0; i < SUM_ITEMS; i++)
+        assert_int_equal(pot_wire_bit(sum.covered, i), i != 1 && i != 64 && i != 69);
     for (uint32_t i = 0; i < SUM_ROWS; i++) assert_int_equal(pot_wire_bit(sum.wide, i), i == 1);
     assert_int_equal(sum.moved[4], 64);
     pot_wire_sum_rows_add(acc[0], NULL, &sum);
@@ -176,8 +196,14 @@ static void rows_have_the_documented_sizes(void **state) {
         uint32_t columns;
         size_t bytes;
     } cases[] = {
-        {POT_ACT_Q8, 1, 64},      {POT_ACT_Q8, 32, 64},       {POT_ACT_Q8, 33, 128},     {POT_ACT_Q8, 6144, 6912},
-        {POT_ACT_F32, 1, 128},    {POT_ACT_F32, 45, 256},     {POT_ACT_F32, 6144, 24576}, {POT_ACT_Q8 | POT_ACT_F32, 45, 384},
+        {POT_ACT_Q8, 1, 64},
+        {POT_ACT_Q8, 32, 64},
+        {POT_ACT_Q8, 33, 128},
+        {POT_ACT_Q8, 6144, 6912},
+        {POT_ACT_F32, 1, 128},
+        {POT_ACT_F32, 45, 256},
+        {POT_ACT_F32, 6144, 24576},
+        {POT_ACT_Q8 | POT_ACT_F32, 45, 384},
         {POT_ACT_Q8 | POT_ACT_F32, 6144, 31488},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
@@ -192,7 +218,10 @@ static void layouts_are_aligned_and_follow_each_other(void **state) {
     for (int r = 0; r < 6; r++)
         for (int k = 0; k < 6; k++)
             for (uint16_t hints = 0; hints < 4; hints++) {
-                pot_wire_header h = {.n_rows = counts[r], .n_items = counts[5 - r], .n_hints = hints, .formats = POT_ACT_Q8,
+                pot_wire_header h = {.n_rows = counts[r],
+                                     .n_items = counts[5 - r],
+                                     .n_hints = hints,
+                                     .formats = POT_ACT_Q8,
                                      .columns = columns[k]};
                 pot_wire_layout l;
                 pot_wire_work_layout(&l, &h);
@@ -207,7 +236,8 @@ static void layouts_are_aligned_and_follow_each_other(void **state) {
                     assert_int_equal(l.covered, 64);
                     assert_int_equal(l.wide, 64 + (h.n_items + 63) / 64 * 8);
                     assert_int_equal(l.rows, l.wide + (h.n_rows + 63) / 64 * 8);
-                    assert_int_equal(l.record, l.rows + (counts[r] - wide) * narrow_row + wide * (size_t)columns[k] * 8);
+                    assert_int_equal(l.record,
+                                     l.rows + (counts[r] - wide) * narrow_row + wide * (size_t)columns[k] * 8);
                     assert_int_equal(l.moved, l.record + 40);
                     assert_int_equal(l.bytes, l.moved + (4 * (size_t)hints + 7) / 8 * 8);
                 }
@@ -222,9 +252,18 @@ static void row_is_wide_exactly_when_a_value_does_not_fit(void **state) {
         int64_t value;
         bool wide;
     } cases[] = {
-        {0, false}, {1, false}, {-1, false}, {INT32_MAX, false}, {INT32_MIN, false},
-        {(int64_t)INT32_MAX + 1, true}, {(int64_t)INT32_MIN - 1, true}, {UINT32_MAX, true}, {(int64_t)1 << 32, true},
-        {INT64_MAX, true}, {INT64_MIN, true}, {(int64_t)1 << 62, true},
+        {0, false},
+        {1, false},
+        {-1, false},
+        {INT32_MAX, false},
+        {INT32_MIN, false},
+        {(int64_t)INT32_MAX + 1, true},
+        {(int64_t)INT32_MIN - 1, true},
+        {UINT32_MAX, true},
+        {(int64_t)1 << 32, true},
+        {INT64_MAX, true},
+        {INT64_MIN, true},
+        {(int64_t)1 << 62, true},
     };
     for (uint32_t columns = 1; columns <= 9; columns++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
@@ -383,7 +422,8 @@ static void expect_refusal(const message *m, const edit *e, bool is_work) {
     for (int i = 0; i < e->n; i++) copy[e->at + (size_t)i] = (uint8_t)(e->value >> 8 * i);
     pot_status s = is_work ? pot_wire_work_parse(&work, copy, m->n, &err) : pot_wire_sum_parse(&sum, copy, m->n, &err);
     if (s != POT_FORMAT || !strstr(err.text, e->words))
-        fail_msg("%zu := %llu: %s `%s`, expected `%s`", e->at, (unsigned long long)e->value, pot_status_name(s), err.text, e->words);
+        fail_msg("%zu := %llu: %s `%s`, expected `%s`", e->at, (unsigned long long)e->value, pot_status_name(s),
+                 err.text, e->words);
     free(copy);
 }
 
