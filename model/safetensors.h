@@ -15,12 +15,12 @@
 #include "common/status.h"
 
 /* X(name in the file, our name, bits an element) */
-#define POT_DTYPE_MAP(X)                                                                                             \
-    X("F64", F64, 64)                                                                                                \
-    X("F32", F32, 32)                                                                                                \
-    X("F16", F16, 16) X("BF16", BF16, 16) X("F8_E4M3", F8_E4M3, 8) X("F8_E5M2", F8_E5M2, 8) X("F8_E8M0", F8_E8M0, 8) \
-        X("I64", I64, 64) X("I32", I32, 32) X("I16", I16, 16) X("I8", I8, 8) X("U8", U8, 8) X("U16", U16, 16)        \
-            X("U32", U32, 32) X("U64", U64, 64) X("BOOL", BOOL, 8)
+/* clang-format off */
+#define POT_DTYPE_MAP(X)                                                                                     \
+    X("F64", F64, 64) X("F32", F32, 32) X("F16", F16, 16) X("BF16", BF16, 16) X("F8_E4M3", F8_E4M3, 8)       \
+    X("F8_E5M2", F8_E5M2, 8) X("F8_E8M0", F8_E8M0, 8) X("I64", I64, 64) X("I32", I32, 32) X("I16", I16, 16)  \
+    X("I8", I8, 8) X("U8", U8, 8) X("U16", U16, 16) X("U32", U32, 32) X("U64", U64, 64) X("BOOL", BOOL, 8)
+/* clang-format on */
 typedef enum pot_dtype {
 #define X(text, name, bits) POT_DTYPE_##name,
     POT_DTYPE_MAP(X)
