@@ -105,7 +105,7 @@ static pot_status to_text(char *out, size_t room, const ProtobufCBinaryData *dat
 /* A sentence for the wire: cut to what fits, control characters (from a file's name, say) replaced. */
 static ProtobufCBinaryData sentence(char room[POT_CONTROL_TEXT], const char *text) {
     size_t n = 0;
-    for (; text[n] && n < POT_CONTROL_TEXT - 1; n++)
+    for (; n < POT_CONTROL_TEXT - 1 && text[n]; n++)
         room[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
     room[n] = 0;
     return from_text(room);
