@@ -33,7 +33,8 @@ typedef struct peer {
     pot_peer_stats stats;
     uint64_t heard_us;
     uint64_t progress_us; /* when it last got on: loaded something, computed something, was given work */
-    uint64_t asked_step, answered_step;
+    uint64_t asked_step;
+    bool owes; /* an answer to the work of asked_step */
     pot_heartbeat last;
 } peer;
 
@@ -43,7 +44,7 @@ struct pot_peers {
     pot_pulse *pulses[2]; /* one a transport */
     pot_pulse_counters counters;
     pot_progress loading;
-    uint64_t step;     /* of the latest work that was sent */
+    uint64_t step;     /* that somebody waits for; 0: nobody does */
     bool remote_first; /* turns, so that neither transport starves */
 };
 
@@ -252,9 +253,8 @@ static pot_status timed_out(const pot_peers *p, uint32_t worker, const char *wha
     return pot_fail(err, POT_TIMEOUT, "%s %s for %.1f s (--timeout)", name_of(p, worker, name), what, (double)us / 1e6);
 }
 
-/* Signals, and workers that are silent or do not get on.  Only asked when all queues are empty. */
+/* Workers that are silent or do not get on.  Only asked when all queues are empty. */
 static pot_status check_lives(pot_peers *p, pot_err *err) {
-    if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped by a signal");
     uint64_t now = pot_now_us();
     for (uint32_t w = 0; w < p->o.n_workers; w++) {
         const peer *q = &p->peers[w];
@@ -268,8 +268,7 @@ static pot_status check_lives(pot_peers *p, pot_err *err) {
         if (idle <= p->o.timeout_us) continue;
         if (q->state == PEER_EXPECTED) return missing(p, err);
         if (q->state == PEER_LOADING) return timed_out(p, w, "has not got on with loading", idle, err);
-        if (q->asked_step == p->step && q->answered_step != p->step)
-            return timed_out(p, w, "has not answered", idle, err);
+        if (q->owes && q->asked_step == p->step) return timed_out(p, w, "has not answered", idle, err);
     }
     return POT_OK;
 }
@@ -281,6 +280,7 @@ static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bo
     pot_transport *from;
     pot_message *m;
     *out = NULL;
+    if (pot_stop_requested()) return pot_fail(err, POT_CANCELLED, "stopped by a signal");
     pot_status s = look(p, &from, &m, err);
     if (s == POT_OK && !m) s = check_lives(p, err);
     if (s == POT_OK && !m && wait_us) s = sleep_for(p, wait_us, &from, &m, err);
@@ -328,7 +328,7 @@ static pot_status join_all(pot_peers *p, pot_err *err) {
         if (s == POT_OK) s = take_one(p, &worker, &m, &idle, SLEEP_US, err);
         if (s != POT_OK) break;
         if (m) {
-            pot_peers_release(p, worker, m);
+            pot_message_release(transport_of(p, worker), m);
             s = pot_fail(err, POT_FORMAT, "worker %u sends data before there is work", worker);
         }
         show_loading(p);
@@ -432,14 +432,19 @@ pot_message *pot_peers_message(pot_peers *p, uint32_t worker, size_t bytes) {
     return pot_transport_message(transport_of(p, worker), bytes);
 }
 
-void pot_peers_release(pot_peers *p, uint32_t worker, pot_message *m) {
+static void give_back(const pot_peers *p, uint32_t worker, pot_message *m) {
     pot_message_release(transport_of(p, worker), m);
+}
+
+void pot_peers_release(pot_peers *p, uint32_t worker, pot_message *m) {
+    p->peers[worker].owes = false;
+    give_back(p, worker, m);
 }
 
 void pot_peers_drop(pot_peers *p, uint32_t worker, pot_message *m) {
     p->peers[worker].stats.dropped++;
     POT_LOG(POT_LOG_DEBUG, "coordinator.peers", "a late reply of worker %u is dropped", worker);
-    pot_peers_release(p, worker, m);
+    give_back(p, worker, m);
 }
 
 pot_status pot_peers_send(pot_peers *p, uint32_t worker, pot_message *m, pot_err *err) {
@@ -449,7 +454,7 @@ pot_status pot_peers_send(pot_peers *p, uint32_t worker, pot_message *m, pot_err
     pot_status s = pot_wire_header_parse(&h, m->bytes, m->n_bytes, err);
     if (s == POT_OK && w->state == PEER_GONE) s = pot_fail(err, POT_PEER_LOST, "it is gone");
     if (s != POT_OK) {
-        pot_peers_release(p, worker, m);
+        give_back(p, worker, m);
         return pot_at(err, "%s", name_of(p, worker, name));
     }
     m->kind = POT_MESSAGE_DATA;
@@ -457,6 +462,7 @@ pot_status pot_peers_send(pot_peers *p, uint32_t worker, pot_message *m, pot_err
     w->stats.sent_bytes += m->n_bytes;
     w->progress_us = pot_now_us(); /* the clock of --timeout starts with the work */
     w->asked_step = p->step = h.step;
+    w->owes = true;
     s = unless_lost(pot_transport_send(transport_of(p, worker), address_of(p, worker), m, err));
     return s == POT_OK ? s : pot_at(err, "%s", name_of(p, worker, name));
 }
@@ -477,19 +483,19 @@ pot_status pot_peers_receive(pot_peers *p, uint32_t *worker, pot_message **messa
     if (s != POT_OK) return s;
     s = pot_wire_sum_parse(sum, m->bytes, m->n_bytes, err);
     if (s != POT_OK) {
-        pot_peers_release(p, *worker, m);
+        give_back(p, *worker, m);
         return pot_at(err, "%s", name_of(p, *worker, name));
     }
     peer *w = &p->peers[*worker];
     w->stats.received_bytes += m->n_bytes;
     w->stats.compute_us += sum->record.compute_us;
-    w->answered_step = sum->header.step;
     *message = m;
     return POT_OK;
 }
 
 pot_status pot_peers_tend(pot_peers *p, pot_err *err) {
     pot_status s = POT_OK;
+    p->step = 0;
     for (bool idle = false; s == POT_OK && !idle;) {
         uint32_t worker;
         pot_message *m;

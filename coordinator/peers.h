@@ -50,6 +50,7 @@ pot_status pot_peers_send(pot_peers *peers, uint32_t worker, pot_message *messag
 pot_status pot_peers_run_local(pot_peers *peers, pot_err *err);
 pot_status pot_peers_receive(pot_peers *peers, uint32_t *worker, pot_message **message, pot_wire_sum *sum,
                              pot_err *err);
+/* Of a SUM that was used: the worker has answered. */
 void pot_peers_release(pot_peers *peers, uint32_t worker, pot_message *message);
 /* Releases a reply to work that nobody waits for any more, and counts it. */
 void pot_peers_drop(pot_peers *peers, uint32_t worker, pot_message *message);

@@ -8,7 +8,7 @@
 #include "common/mem.h"
 #include "proto/control.h"
 
-enum { MINUTE_US = 60000000, HEARTBEAT_US = 5000 };
+enum { MINUTE_US = 60000000, HEARTBEAT_US = 5000, SLOW_BEATS = 500 };
 
 /* ---- lies ------------------------------------------------------------------------------------------------------------- */
 
@@ -105,6 +105,10 @@ static pot_status send_sum(pot_liar *l, uint32_t peer, pot_message *m, pot_err *
         other.epoch++;
         send_copy(l, peer, m, &other);
         break;
+    case POT_TRICK_BESIDE:
+        other.request++;
+        pot_wire_put_header(m->bytes, &other);
+        break;
     case POT_TRICK_OLD_ERROR: (void)send_control(l, peer, POT_CONTROL_ERROR, h.step - 1, "an old story", NULL); break;
     case POT_TRICK_MOVED: spoilt = moved(l, m, &h); break;
     case POT_TRICK_ANOTHER_ROW: spoilt = another_row(l, m, &h); break;
@@ -138,38 +142,64 @@ static pot_status send_sum(pot_liar *l, uint32_t peer, pot_message *m, pot_err *
     return pot_transport_send(l->inner, peer, m, err);
 }
 
+/* Ready is kept until there have been SLOW_BEATS heartbeats, each of which has one byte more. */
+static pot_status send_slowly(pot_liar *l, uint32_t peer, pot_message *m, pot_control *beat, pot_err *err) {
+    pot_message *held = NULL;
+    pthread_mutex_lock(&l->mutex);
+    if (!beat) {
+        l->held = m;
+    } else if (++l->beats >= SLOW_BEATS) {
+        held = l->held;
+        l->held = NULL;
+    }
+    if (beat) beat->heartbeat.loaded_bytes = l->beats;
+    pthread_mutex_unlock(&l->mutex);
+    if (!beat) return POT_OK;
+    pot_message_release(l->inner, m);
+    if (held) (void)pot_transport_send(l->inner, peer, held, NULL);
+    return pot_control_send(l->inner, peer, beat, err);
+}
+
 static pot_status send_frame(pot_liar *l, uint32_t peer, pot_message *m, pot_err *err) {
     pot_control c;
     pot_trick trick = l->trick;
     bool lies = pot_control_parse(&c, m->bytes, m->n_bytes, NULL) == POT_OK;
     bool hello = lies && c.type == POT_CONTROL_HELLO, ready = lies && c.type == POT_CONTROL_READY;
+    bool beat = lies && c.type == POT_CONTROL_HEARTBEAT;
     if (trick == POT_TRICK_MUTE || (trick == POT_TRICK_NO_HELLO && hello) || (trick == POT_TRICK_NO_READY && ready)) {
         pot_message_release(l->inner, m);
         return POT_OK;
     }
     if ((trick == POT_TRICK_HELLO_TWICE && hello) || (trick == POT_TRICK_READY_TWICE && ready))
         send_copy(l, peer, m, NULL);
-    if ((trick == POT_TRICK_OLD_HELLO && hello) || (trick == POT_TRICK_OTHER_READY && ready)) {
-        if (hello) {
-            c.hello.protocol_min = 98;
-            c.hello.protocol_max = 99;
-        } else {
-            c.ready.epoch = 4242;
-        }
+    bool changed = true;
+    if (trick == POT_TRICK_OLD_HELLO && hello) {
+        c.hello.protocol_min = 98;
+        c.hello.protocol_max = 99;
+    } else if (trick == POT_TRICK_OTHER_READY && ready) {
+        c.ready.epoch = 4242;
+    } else if (trick == POT_TRICK_MODEL_READY && ready) {
+        c.ready.fingerprint.low ^= 1;
+    } else if (trick == POT_TRICK_NO_READY && beat) {
+        c.heartbeat.loaded_bytes = 1;
+    } else if (trick == POT_TRICK_SLOW_READY && (beat || ready)) {
+        return send_slowly(l, peer, m, ready ? NULL : &c, err);
+    } else {
+        changed = false;
+    }
+    if (changed) {
         pot_message_release(l->inner, m);
         return pot_control_send(l->inner, peer, &c, err);
     }
     if (trick == POT_TRICK_EARLY_DATA && ready) m->kind = POT_MESSAGE_DATA;
-    if (trick == POT_TRICK_NO_READY && lies && c.type == POT_CONTROL_HEARTBEAT) {
-        c.heartbeat.loaded_bytes = 1;
-        pot_message_release(l->inner, m);
-        return pot_control_send(l->inner, peer, &c, err);
-    }
     return pot_transport_send(l->inner, peer, m, err);
 }
 
 static pot_status liar_send(pot_transport *t, uint32_t peer, pot_message *m, pot_err *err) {
-    return m->kind == POT_MESSAGE_DATA ? send_sum(liar_of(t), peer, m, err) : send_frame(liar_of(t), peer, m, err);
+    pot_liar *l = liar_of(t);
+    if (m->kind != POT_MESSAGE_DATA) return send_frame(l, peer, m, err);
+    if (l->n_order < POT_MAX_WORKERS) l->order[l->n_order++] = peer;
+    return send_sum(l, peer, m, err);
 }
 
 static const pot_transport_ops liar_ops = {.name = "liar",
@@ -196,7 +226,7 @@ static void *act(void *context) {
 
 static pot_status start_actor(pot_stage *stage, const pot_stage_options *o, uint32_t w, pot_err *err) {
     pot_actor *a = &stage->actors[w];
-    a->liar = (pot_liar){.transport.ops = &liar_ops, .inner = stage->ends[w + 1]};
+    a->liar = (pot_liar){.transport.ops = &liar_ops, .inner = stage->ends[w + 1], .mutex = PTHREAD_MUTEX_INITIALIZER};
     a->liar.trick = w && w == o->liar ? o->trick : POT_TRICK_NONE;
     a->options = (pot_worker_options){.transport = &a->liar.transport,
                                       .compute = stage->compute,
@@ -218,7 +248,8 @@ pot_status pot_stage_open(pot_stage *stage, const pot_stage_options *o, pot_err 
     if (s == POT_OK) s = pot_transport_mem_create(stage->ends, o->n_workers + 1, err);
     for (uint32_t w = 0; w < o->n_workers && s == POT_OK; w++) s = start_actor(stage, o, w, err);
     if (s != POT_OK) return s;
-    pot_peers_options peers = {.local = stage->ends[0],
+    stage->coordinator = (pot_liar){.transport.ops = &liar_ops, .inner = stage->ends[0]};
+    pot_peers_options peers = {.local = &stage->coordinator.transport,
                                .n_local = o->n_workers,
                                .inline_worker = stage->inline_worker,
                                .n_workers = o->n_workers,

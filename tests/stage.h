@@ -27,6 +27,7 @@ typedef enum pot_trick {
     POT_TRICK_ERROR,       /* an Error about this step instead */
     POT_TRICK_LEAVE,       /* Leave instead */
     POT_TRICK_WITHHOLD,    /* nothing instead */
+    POT_TRICK_BESIDE,      /* it says that it is for another request, and nothing else comes */
     POT_TRICK_BAD_CONTROL, /* a control frame of noise instead */
     POT_TRICK_WELCOME,     /* a frame instead that only coordinators send */
     /* with everything from then on */
@@ -35,9 +36,11 @@ typedef enum pot_trick {
     POT_TRICK_NO_HELLO,
     POT_TRICK_OLD_HELLO, /* it offers protocols 98 to 99 */
     POT_TRICK_HELLO_TWICE,
-    POT_TRICK_NO_READY, /* loads for ever, with a pulse but without getting on */
+    POT_TRICK_NO_READY,   /* loads for ever, with a pulse but without getting on */
+    POT_TRICK_SLOW_READY, /* loads for 500 heartbeats, a byte each */
     POT_TRICK_READY_TWICE,
     POT_TRICK_OTHER_READY, /* ready for another map */
+    POT_TRICK_MODEL_READY, /* ready with another model */
     POT_TRICK_EARLY_DATA   /* data instead of Ready */
 } pot_trick;
 
@@ -57,6 +60,11 @@ typedef struct pot_liar {
     pot_transport transport; /* first */
     pot_transport *inner;
     _Atomic pot_trick trick;
+    pthread_mutex_t mutex; /* over the next two, for its pulse sends too */
+    pot_message *held;     /* SLOW_READY */
+    uint64_t beats;
+    uint32_t order[POT_MAX_WORKERS]; /* whom the latest data messages went to, in this order, since n_order was 0 */
+    uint32_t n_order;
 } pot_liar;
 
 typedef struct pot_actor {
@@ -73,6 +81,7 @@ typedef struct pot_stage {
     pot_map *map;
     pot_compute compute;
     pot_transport *ends[POT_MAX_WORKERS + 1];
+    pot_liar coordinator; /* tells no lies: the coordinator's transport, for the order of what it sends */
     pot_actor actors[POT_MAX_WORKERS];
     pot_worker *inline_worker;
     pot_peers *peers;

@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "common/mem.h"
+#include "kernels/linear.h"
 #include "tests/feed_forward.h"
 #include "tests/stage.h"
 
@@ -107,7 +108,7 @@ static void forward_gives_the_plain_bits(void **state) {
                 uint64_t seed = 7;
                 while (n_inputs < 16 && n_inputs < 2 * layers) {
                     draw_input(&inputs[n_inputs], &s, n_inputs < layers ? n_inputs : n_inputs - layers,
-                               n_inputs < layers ? 1 : 5, &seed);
+                               n_inputs < layers ? 1 : 7, &seed);
                     compute_truth(&inputs[n_inputs++], &s);
                 }
                 for (uint32_t k = 0; k < n_inputs; k++) {
@@ -120,6 +121,94 @@ static void forward_gives_the_plain_bits(void **state) {
             }
         for (uint32_t k = 0; k < n_inputs; k++) free_input(&inputs[k]);
     }
+}
+
+static void forward_gives_the_plain_bits_of_many_rows(void **state) {
+    (void)state;
+    static const char *const maps[] = {"sliced", "random:3"};
+    for (size_t i = 0; i < 2; i++) {
+        pot_stage s;
+        pot_stage_options o = {
+            .model = mxfp4, .map = maps[i], .policy = pot_format_policy_default, .n_workers = 3, .inline_worker = true};
+        MUST(pot_stage_open(&s, &o, &err));
+        uint64_t seed = 21;
+        for (uint32_t layer = 0; layer < pot_model_layers(s.model); layer++) {
+            input in;
+            draw_input(&in, &s, layer, 64, &seed);
+            compute_truth(&in, &s);
+            check(&in, &s, maps[i]);
+            free_input(&in);
+        }
+        pot_stage_close(&s);
+    }
+}
+
+/* Whoever has the most to read is sent its work first. */
+static void forward_sends_the_heaviest_first(void **state) {
+    (void)state;
+    pot_stage s;
+    pot_stage_options o = {.model = "demo",
+                           .map = "round-robin",
+                           .policy = pot_format_policy_default,
+                           .n_workers = 5,
+                           .inline_worker = true};
+    MUST(pot_stage_open(&s, &o, &err));
+    uint64_t seed = 5;
+    const uint32_t layer = pot_model_layers(s.model) - 1;
+    const pot_layer_shape *shape = &pot_model_layer_shapes(s.model)[layer];
+    bool in_another_order = false;
+    for (int round = 0; round < 20; round++) {
+        input in;
+        uint64_t bytes[5] = {0};
+        draw_input(&in, &s, layer, 6, &seed);
+        for (uint32_t i = 0; i < in.n; i++) {
+            for (uint32_t j = 0; j < in.k; j++)
+                bytes[in.experts[i * in.k + j] % 5] +=
+                    shape->routed_chunks * pot_chunk_bytes(pot_model_routed(s.model, layer), 0);
+            bytes[0] += shape->common_chunks * pot_chunk_bytes(pot_model_common(s.model, layer), 0);
+        }
+        compute_truth(&in, &s);
+        s.coordinator.n_order = 0;
+        check(&in, &s, "order");
+        uint32_t busy = 0;
+        for (int w = 0; w < 5; w++) busy += bytes[w] > 0;
+        assert_int_equal(s.coordinator.n_order, busy);
+        for (uint32_t i = 1; i < busy; i++) {
+            uint32_t before = s.coordinator.order[i - 1] - 1, now = s.coordinator.order[i] - 1;
+            assert_true(bytes[before] >= bytes[now]);
+            in_another_order |= before > now;
+        }
+        free_input(&in);
+    }
+    assert_true(in_another_order); /* than that of their numbers */
+    pot_stage_close(&s);
+}
+
+/* Ranges of one expert that end up with one worker travel as one item. */
+static void forward_merges_ranges_into_one_item(void **state) {
+    (void)state;
+    pot_stage s;
+    pot_stage_options o = {
+        .model = mxfp4, .map = "random:1", .policy = pot_format_policy_default, .n_workers = 1, .inline_worker = true};
+    MUST(pot_stage_open(&s, &o, &err));
+    uint64_t seed = 5;
+    input in;
+    draw_input(&in, &s, 2, 4, &seed);
+    compute_truth(&in, &s);
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < in.n * in.k; i++) {
+        uint32_t ranges;
+        (void)pot_map_ranges(s.map, 2, in.experts[i], &ranges);
+        most = ranges > most ? ranges : most;
+    }
+    assert_true(most > 1);
+    check(&in, &s, "merged");
+    pot_wire_header h = {.n_rows = in.n, .n_items = in.n * (in.k + 1), .formats = POT_ACT_Q8, .columns = in.hidden};
+    pot_wire_layout layout;
+    pot_wire_work_layout(&layout, &h);
+    assert_int_equal(pot_peers_stats(s.peers, 0)->sent_bytes, layout.bytes);
+    free_input(&in);
+    pot_stage_close(&s);
 }
 
 static void forward_splits_batches_that_no_message_holds(void **state) {
@@ -267,6 +356,7 @@ static void forward_goes_on_after_a_fault_on_every_worker(void **state) {
         assert_non_null(strstr(err.text, "layer 2"));
         assert_non_null(strstr(err.text, "expert"));
         assert_non_null(strstr(err.text, "worker"));
+        if (pot_peers_tend(s.peers, &err)) fail_msg("%s", err.text); /* more of the same is no news */
         check(&good, &s, "after a fault");
     }
     free_input(&bad);
@@ -378,20 +468,23 @@ static void forward_ends_when_a_worker_falls_silent(void **state) {
 
 static void forward_ends_when_a_worker_lives_but_does_not_answer(void **state) {
     (void)state;
-    pot_stage s;
-    pot_stage_options o = with_a_liar;
-    o.timeout_us = 300000;
-    MUST(pot_stage_open(&s, &o, &err));
-    uint64_t seed = 9;
-    input in;
-    pot_err err;
-    draw_input(&in, &s, 2, 3, &seed);
-    pot_stage_trick(&s, 2, POT_TRICK_WITHHOLD);
-    assert_int_equal(forward(&in, &s, &err), POT_TIMEOUT);
-    assert_non_null(strstr(err.text, "worker 2"));
-    assert_non_null(strstr(err.text, "has not answered"));
-    free_input(&in);
-    pot_stage_close(&s);
+    static const pot_trick tricks[] = {POT_TRICK_WITHHOLD, POT_TRICK_BESIDE};
+    for (int i = 0; i < 2; i++) {
+        pot_stage s;
+        pot_stage_options o = with_a_liar;
+        o.timeout_us = 300000;
+        MUST(pot_stage_open(&s, &o, &err));
+        uint64_t seed = 9;
+        input in;
+        pot_err err;
+        draw_input(&in, &s, 2, 3, &seed);
+        pot_stage_trick(&s, 2, tricks[i]);
+        assert_int_equal(forward(&in, &s, &err), POT_TIMEOUT);
+        assert_non_null(strstr(err.text, "worker 2"));
+        assert_non_null(strstr(err.text, "has not answered"));
+        free_input(&in);
+        pot_stage_close(&s);
+    }
 }
 
 int main(void) {
@@ -399,6 +492,9 @@ int main(void) {
     if (pot_log_configure("error", &err)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_gives_the_plain_bits),
+        cmocka_unit_test(forward_gives_the_plain_bits_of_many_rows),
+        cmocka_unit_test(forward_sends_the_heaviest_first),
+        cmocka_unit_test(forward_merges_ranges_into_one_item),
         cmocka_unit_test(forward_splits_batches_that_no_message_holds),
         cmocka_unit_test(forward_carries_sums_wider_than_32_bits),
         cmocka_unit_test(forward_that_is_warm_allocates_nothing),

@@ -91,6 +91,7 @@ static void peers_refuse_workers_that_do_not_match(void **state) {
         {POT_TRICK_OLD_HELLO, POT_REFUSED, {"worker 2", "protocols 98 to 99", "1 to 1"}},
         {POT_TRICK_HELLO_TWICE, POT_FORMAT, {"worker 2", "Hello twice", ""}},
         {POT_TRICK_OTHER_READY, POT_REFUSED, {"worker 2", "map 4242", "are 3"}},
+        {POT_TRICK_MODEL_READY, POT_REFUSED, {"worker 2", "of model", "are 3"}},
         {POT_TRICK_EARLY_DATA, POT_FORMAT, {"worker 2", "data before there is work", ""}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -128,6 +129,19 @@ static void peers_give_up_on_loading_without_progress(void **state) {
     o.trick = POT_TRICK_NO_READY;
     o.timeout_us = 300000;
     expect_failure(&o, POT_TIMEOUT, (const char *const[3]){"worker 2", "has not got on with loading", "--timeout"});
+}
+
+/* It gets on, so it may take longer than --timeout. */
+static void peers_wait_for_a_worker_that_loads_slowly(void **state) {
+    (void)state;
+    pot_stage s;
+    pot_stage_options o = three;
+    o.trick = POT_TRICK_SLOW_READY;
+    o.timeout_us = 2000000;
+    uint64_t start = pot_now_us();
+    MUST(pot_stage_open(&s, &o, &err));
+    assert_true(pot_now_us() - start > o.timeout_us);
+    pot_stage_close(&s);
 }
 
 /* ---- living ---------------------------------------------------------------------------------------------------------------- */
@@ -234,6 +248,7 @@ int main(void) {
         cmocka_unit_test(peers_refuse_another_model_with_both_fingerprints),
         cmocka_unit_test(peers_name_the_ranks_that_do_not_come),
         cmocka_unit_test(peers_give_up_on_loading_without_progress),
+        cmocka_unit_test(peers_wait_for_a_worker_that_loads_slowly),
         cmocka_unit_test(peers_notice_a_silent_worker_among_others),
         cmocka_unit_test(peers_are_not_dead_because_the_coordinator_was_busy),
         cmocka_unit_test(peers_refuse_a_second_ready),

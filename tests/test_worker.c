@@ -1,4 +1,5 @@
 /* A worker, polled in this thread: the test is its coordinator and speaks both planes by hand. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -352,6 +353,21 @@ static void worker_says_when_the_model_is_not_there(void **state) {
     close_scene(&s);
 }
 
+/* A worker may have the model elsewhere: its own path wins. */
+static void worker_opens_the_path_that_it_was_given(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, mxfp4, &pot_format_policy_default, "contiguous", 1, 0);
+    expect_control(&s, POT_CONTROL_HELLO);
+    pot_worker_free(s.worker);
+    pot_worker_options options = {.transport = s.ends[1], .compute = s.compute, .model = mxfp4, .timeout_us = 2000000};
+    MUST(pot_worker_create(&s.worker, &options, &err));
+    strcpy(s.welcome.model, "/nowhere/at/all");
+    join(&s);
+    expect_alive(&s);
+    close_scene(&s);
+}
+
 /* ---- frames that come at the wrong time --------------------------------------------------------------------------------- */
 
 static void send_map(scene *s) { MUST(pot_control_send_map(s->ends[0], 1, s->map, &err)); }
@@ -555,6 +571,29 @@ static void worker_names_layer_and_expert_of_a_fault(void **state) {
     assert_int_equal(c.error.layer, 2);
     assert_non_null(strstr(c.error.text, "layer 2"));
     assert_non_null(strstr(c.error.text, "expert 4"));
+    pot_free(w.x);
+    expect_alive(&s);
+    close_scene(&s);
+}
+
+/* Rows are checked by the coordinator; a worker that gets bad ones all the same does not sum them. */
+static void worker_refuses_scales_that_are_not_finite(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, mxfp4, &pot_format_policy_default, "contiguous", 1, 0);
+    join(&s);
+    uint64_t seed = 5;
+    work w;
+    draw_work(&w, &s, 1, 1, &seed);
+    w.forms = POT_ACT_Q8;
+    w.items[0] = (pot_wire_item){.expert = 3, .chunk_end = 1, .kind = POT_KIND_FFN, .weight = 1};
+    w.n_items = 1;
+    pot_message *m = make_message(&s, &w);
+    float scale = NAN;
+    memcpy(m->bytes + 64 + pot_blocks(pot_model_config(s.model)->hidden) * POT_BLOCK, &scale, sizeof scale);
+    MUST(pot_transport_send(s.ends[0], 1, m, &err));
+    MUST(poll_worker(&s, &err));
+    expect_told(&s, POT_NUMERIC, "layer 1: expert 3");
     pot_free(w.x);
     expect_alive(&s);
     close_scene(&s);
@@ -813,12 +852,14 @@ int main(void) {
         cmocka_unit_test(worker_refuses_other_dimensions_with_both_numbers),
         cmocka_unit_test(worker_refuses_an_unknown_protocol),
         cmocka_unit_test(worker_says_when_the_model_is_not_there),
+        cmocka_unit_test(worker_opens_the_path_that_it_was_given),
         cmocka_unit_test(worker_ends_on_frames_out_of_order),
         cmocka_unit_test(worker_does_not_listen_to_bystanders),
         cmocka_unit_test(store_holds_what_the_map_gives_and_nothing_else),
         cmocka_unit_test(worker_sums_equal_the_plain_computation),
         cmocka_unit_test(worker_that_is_warm_allocates_nothing),
         cmocka_unit_test(worker_names_layer_and_expert_of_a_fault),
+        cmocka_unit_test(worker_refuses_scales_that_are_not_finite),
         cmocka_unit_test(worker_refuses_hostile_items),
         cmocka_unit_test(worker_refuses_hostile_headers),
         cmocka_unit_test(worker_survives_noise),
