@@ -187,19 +187,9 @@ static pot_status spread(pot_moe *m, uint32_t n, uint32_t layer, const uint32_t 
 
 static unsigned forms_of(const pot_ffn_shape *shape) { return shape ? pot_act_need(shape->gate_up_format) : 0; }
 
-static void put_row(uint8_t *at, const pot_act_row *row, unsigned forms, size_t blocks, size_t quantized_bytes) {
-    if (forms & POT_ACT_Q8) {
-        memcpy(at, row->codes, blocks * POT_BLOCK);
-        memcpy(at + blocks * POT_BLOCK, row->scales, blocks * sizeof(float));
-        memset(at + blocks * (POT_BLOCK + sizeof(float)), 0, quantized_bytes - blocks * (POT_BLOCK + sizeof(float)));
-    }
-    if (forms & POT_ACT_F32) memcpy(at + quantized_bytes, row->values, blocks * POT_BLOCK * sizeof(float));
-}
-
 static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_err *err) {
     share *s = &m->shares[worker];
     uint32_t hidden = pot_model_config(m->model)->hidden;
-    size_t blocks = pot_blocks(hidden), quantized_bytes = pot_wire_row_bytes(s->forms & POT_ACT_Q8, hidden);
     pot_wire_header h = {.magic = POT_WIRE_MAGIC,
                          .version = POT_WIRE_VERSION,
                          .type = POT_WIRE_WORK,
@@ -213,15 +203,15 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_er
                          .columns = hidden};
     pot_wire_layout layout;
     pot_wire_work_layout(&layout, &h);
-    h.payload_bytes = layout.bytes - sizeof(pot_wire_header);
+    h.payload_bytes = layout.bytes - POT_WIRE_HEADER_BYTES;
     pot_message *message = pot_peers_message(m->peers, worker, layout.bytes);
     if (!message) return pot_fail(err, POT_NO_MEMORY, "no memory for a message of %zu bytes", layout.bytes);
     pot_wire_put_header(message->bytes, &h);
     for (uint32_t i = 0; i < s->n_rows; i++)
-        put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], s->forms, blocks,
-                quantized_bytes);
+        pot_wire_put_row(message->bytes + layout.rows + i * layout.row_stride, &m->acts.rows[s->rows[i]], s->forms,
+                         hidden);
     for (uint32_t i = 0; i < s->n_items; i++)
-        pot_wire_put_item(message->bytes + layout.items + (size_t)i * 24, &s->items[i]);
+        pot_wire_put_item(message->bytes + layout.items + (size_t)i * POT_WIRE_ITEM_BYTES, &s->items[i]);
     memset(message->bytes + layout.hints, 0, layout.bytes - layout.hints);
     s->pending = true;
     return pot_peers_send(m->peers, worker, message, err);

@@ -11,7 +11,7 @@
 #include "kernels/format.h"
 #include "kernels/linear.h"
 
-enum { HEADER_BYTES = 64, ITEM_BYTES = 24, RECORD_BYTES = 40, ROW_ENCODING = 1 };
+enum { RECORD_BYTES = 40 };
 
 /* ---- fields ---------------------------------------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ void pot_wire_put_item(uint8_t *at, const pot_wire_item *item) {
 }
 
 void pot_wire_item_get(pot_wire_item *out, const pot_wire_work *work, uint32_t index) {
-    const uint8_t *at = work->items + (size_t)index * ITEM_BYTES;
+    const uint8_t *at = work->items + (size_t)index * POT_WIRE_ITEM_BYTES;
     uint32_t weight = (uint32_t)get(at + 16, 4);
     *out = (pot_wire_item){.row = (uint32_t)get(at, 4),
                            .expert = (uint32_t)get(at + 4, 4),
@@ -111,16 +111,41 @@ size_t pot_wire_row_bytes(unsigned formats, uint32_t columns) {
     return up(bytes, 64);
 }
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "rows are computed with as they lie on the wire, which is little-endian"
+#endif
+
+void pot_wire_put_row(uint8_t *at, const pot_act_row *row, unsigned formats, uint32_t columns) {
+    size_t blocks = pot_blocks(columns), quantized = pot_wire_row_bytes(formats & POT_ACT_Q8, columns);
+    if (formats & POT_ACT_Q8) {
+        size_t used = blocks * (POT_BLOCK + sizeof(float));
+        memcpy(at, row->codes, blocks * POT_BLOCK);
+        memcpy(at + blocks * POT_BLOCK, row->scales, blocks * sizeof(float));
+        memset(at + used, 0, quantized - used);
+    }
+    if (formats & POT_ACT_F32) memcpy(at + quantized, row->values, blocks * POT_BLOCK * sizeof(float));
+}
+
+void pot_wire_row_get(pot_act_row *out, const uint8_t *at, unsigned formats, uint32_t columns) {
+    size_t blocks = pot_blocks(columns), quantized = pot_wire_row_bytes(formats & POT_ACT_Q8, columns);
+    *out = (pot_act_row){0};
+    if (formats & POT_ACT_Q8) {
+        out->codes = (const int8_t *)at;
+        out->scales = (const float *)(const void *)(at + blocks * POT_BLOCK);
+    }
+    if (formats & POT_ACT_F32) out->values = (const float *)(const void *)(at + quantized);
+}
+
 void pot_wire_work_layout(pot_wire_layout *out, const pot_wire_header *h) {
-    *out = (pot_wire_layout){.rows = HEADER_BYTES, .row_stride = pot_wire_row_bytes(h->formats, h->columns)};
+    *out = (pot_wire_layout){.rows = POT_WIRE_HEADER_BYTES, .row_stride = pot_wire_row_bytes(h->formats, h->columns)};
     out->items = out->rows + h->n_rows * out->row_stride;
-    out->hints = out->items + (size_t)h->n_items * ITEM_BYTES;
+    out->hints = out->items + (size_t)h->n_items * POT_WIRE_ITEM_BYTES;
     out->bytes = up(out->hints + (size_t)h->n_hints * 4, 8);
 }
 
 void pot_wire_sum_layout(pot_wire_layout *out, const pot_wire_header *h, uint32_t wide_rows) {
     size_t narrow = up((size_t)h->columns * 4, 8), wide = (size_t)h->columns * 8;
-    *out = (pot_wire_layout){.covered = HEADER_BYTES, .row_stride = 0};
+    *out = (pot_wire_layout){.covered = POT_WIRE_HEADER_BYTES, .row_stride = 0};
     out->wide = out->covered + ((size_t)h->n_items + 63) / 64 * 8;
     out->rows = out->wide + ((size_t)h->n_rows + 63) / 64 * 8;
     out->record = out->rows + (h->n_rows - wide_rows) * narrow + wide_rows * wide;
@@ -133,7 +158,7 @@ void pot_wire_sum_layout(pot_wire_layout *out, const pot_wire_header *h, uint32_
 enum { MAX_COLUMNS = 1 << 20 };
 
 pot_status pot_wire_header_parse(pot_wire_header *out, const uint8_t *m, size_t bytes, pot_err *err) {
-    if (bytes < HEADER_BYTES)
+    if (bytes < POT_WIRE_HEADER_BYTES)
         return pot_fail(err, POT_FORMAT, "a data message of %zu bytes, its header alone has 64", bytes);
     pot_wire_header h;
     get_header(&h, m);
@@ -155,9 +180,9 @@ pot_status pot_wire_header_parse(pot_wire_header *out, const uint8_t *m, size_t 
                         h.n_rows, h.columns, h.n_items, POT_WIRE_MAX_ROWS, MAX_COLUMNS, POT_WIRE_MAX_ITEMS);
     if (h.grid < 0 || h.grid > 62)
         return pot_fail(err, POT_FORMAT, "a data message with grid %d, possible are 0 to 62", h.grid);
-    if (h.payload_bytes > POT_WIRE_MAX_PAYLOAD || h.payload_bytes != bytes - HEADER_BYTES)
+    if (h.payload_bytes > POT_WIRE_MAX_PAYLOAD || h.payload_bytes != bytes - POT_WIRE_HEADER_BYTES)
         return pot_fail(err, POT_FORMAT, "a data message says that it carries %" PRIu64 " bytes and has %zu",
-                        h.payload_bytes, bytes - HEADER_BYTES);
+                        h.payload_bytes, bytes - POT_WIRE_HEADER_BYTES);
     *out = h;
     return POT_OK;
 }
@@ -231,9 +256,9 @@ pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *m, size_t bytes,
     if (s == POT_OK) s = need_type(&sum.header, POT_WIRE_SUM, err);
     if (s != POT_OK) return s;
     const pot_wire_header *h = &sum.header;
-    if (h->formats != ROW_ENCODING)
+    if (h->formats != POT_WIRE_ROWS_INT)
         return pot_fail(err, POT_FORMAT, "a SUM message with row encoding %u, this build reads %d", h->formats,
-                        ROW_ENCODING);
+                        POT_WIRE_ROWS_INT);
     pot_wire_sum_layout(&layout, h, 0);
     if (bytes < layout.rows) return need_bytes(bytes, layout.bytes, err);
     s = count_bits(&covered, m + layout.covered, h->n_items, "item", err);

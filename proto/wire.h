@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "kernels/kernels.h"
 
 enum {
     POT_WIRE_MAGIC = 0x4b4c5450, /* "PTLK" */
@@ -31,6 +32,8 @@ enum {
     POT_WIRE_MAX_ITEMS = 1 << 20,
     POT_WIRE_MAX_HINTS = 4096
 };
+/* Sizes on the wire, and how a SUM's rows are encoded (int32 or int64 each). */
+enum { POT_WIRE_HEADER_BYTES = 64, POT_WIRE_ITEM_BYTES = 24, POT_WIRE_ROWS_INT = 1 };
 /* The largest payload that either side accepts. */
 #define POT_WIRE_MAX_PAYLOAD ((uint64_t)1 << 30)
 
@@ -93,6 +96,9 @@ void pot_wire_put_record(uint8_t *at, const pot_wire_record *record);
 
 /* Bytes of one activation row for `columns` in the given formats; a multiple of 64. */
 size_t pot_wire_row_bytes(unsigned formats, uint32_t columns);
+/* Writes a row in the given forms, or shows where its parts lie in a message, which is computed with in place. */
+void pot_wire_put_row(uint8_t *at, const pot_act_row *row, unsigned formats, uint32_t columns);
+void pot_wire_row_get(pot_act_row *out, const uint8_t *at, unsigned formats, uint32_t columns);
 
 typedef struct pot_wire_work {
     pot_wire_header header;

@@ -499,8 +499,37 @@ static void sum_is_refused_with_what_is_wrong(void **state) {
     pot_free(m.bytes);
 }
 
+/* The places that docs/protocol.md names: 40 columns are two blocks, so codes at 0, scales at 64, values at 128. */
+static void row_lies_where_the_page_says(void **state) {
+    (void)state;
+    int8_t codes[64];
+    float scales[2] = {0.5f, -3}, values[64];
+    for (int i = 0; i < 64; i++) {
+        codes[i] = (int8_t)(i * 5 - 128);
+        values[i] = (float)i / 3;
+    }
+    const pot_act_row row = {codes, scales, values};
+    _Alignas(64) uint8_t bytes[128 + sizeof values];
+    memset(bytes, 0xee, sizeof bytes);
+    assert_int_equal(pot_wire_row_bytes(POT_ACT_Q8 | POT_ACT_F32, 40), sizeof bytes);
+    pot_wire_put_row(bytes, &row, POT_ACT_Q8 | POT_ACT_F32, 40);
+    assert_memory_equal(bytes, codes, sizeof codes);
+    assert_memory_equal(bytes + 64, scales, sizeof scales);
+    for (size_t i = 64 + sizeof scales; i < 128; i++) assert_int_equal(bytes[i], 0);
+    assert_memory_equal(bytes + 128, values, sizeof values);
+    pot_act_row got;
+    pot_wire_row_get(&got, bytes, POT_ACT_Q8 | POT_ACT_F32, 40);
+    assert_ptr_equal(got.codes, bytes);
+    assert_ptr_equal(got.scales, bytes + 64);
+    assert_ptr_equal(got.values, bytes + 128);
+    pot_wire_row_get(&got, bytes, POT_ACT_F32, 40);
+    assert_null(got.codes);
+    assert_ptr_equal(got.values, bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(row_lies_where_the_page_says),
         cmocka_unit_test(messages_have_the_golden_bytes),
         cmocka_unit_test(work_comes_back_as_it_was_put),
         cmocka_unit_test(sum_comes_back_as_it_was_put),

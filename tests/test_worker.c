@@ -159,15 +159,8 @@ static pot_message *make_message(scene *s, const work *w) {
     memset(m->bytes, 0, layout.bytes);
     m->kind = POT_MESSAGE_DATA;
     pot_wire_put_header(m->bytes, &h);
-    size_t blocks = pot_blocks(hidden), quantized = pot_wire_row_bytes(w->forms & POT_ACT_Q8, hidden);
-    for (uint32_t i = 0; i < w->n_rows; i++) {
-        uint8_t *row = m->bytes + layout.rows + i * layout.row_stride;
-        if (w->forms & POT_ACT_Q8) {
-            memcpy(row, acts.rows[i].codes, blocks * POT_BLOCK);
-            memcpy(row + blocks * POT_BLOCK, acts.rows[i].scales, blocks * sizeof(float));
-        }
-        if (w->forms & POT_ACT_F32) memcpy(row + quantized, acts.rows[i].values, blocks * POT_BLOCK * sizeof(float));
-    }
+    for (uint32_t i = 0; i < w->n_rows; i++)
+        pot_wire_put_row(m->bytes + layout.rows + i * layout.row_stride, &acts.rows[i], w->forms, hidden);
     for (uint32_t i = 0; i < w->n_items; i++) pot_wire_put_item(m->bytes + layout.items + 24 * (size_t)i, &w->items[i]);
     pot_acts_free(&acts);
     return m;

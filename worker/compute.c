@@ -13,10 +13,6 @@
 #include "kernels/math.h"
 #include "proto/wire.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "rows are computed with as they lie on the wire, which is little-endian"
-#endif
-
 struct pot_work {
     const pot_model *model;
     pot_compute compute;
@@ -272,22 +268,6 @@ static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, cons
     return POT_OK;
 }
 
-/* Rows are computed with where they lie in the message. */
-static void view_rows(pot_work *w, const pot_wire_work *work) {
-    const pot_wire_header *h = &work->header;
-    size_t blocks = pot_blocks(h->columns);
-    size_t quantized = pot_wire_row_bytes(h->formats & POT_ACT_Q8, h->columns);
-    for (uint32_t i = 0; i < h->n_rows; i++) {
-        const uint8_t *row = work->rows + i * work->row_stride;
-        w->rows[i] = (pot_act_row){0};
-        if (h->formats & POT_ACT_Q8) {
-            w->rows[i].codes = (const int8_t *)row;
-            w->rows[i].scales = (const float *)(const void *)(row + blocks * POT_BLOCK);
-        }
-        if (h->formats & POT_ACT_F32) w->rows[i].values = (const float *)(const void *)(row + quantized);
-    }
-}
-
 /* ---- the reply ------------------------------------------------------------------------------------------------------------ */
 
 static pot_message *make_sum(const pot_work *w, pot_transport *t, const pot_wire_header *work, uint32_t n_moved,
@@ -296,10 +276,10 @@ static pot_message *make_sum(const pot_work *w, pot_transport *t, const pot_wire
     pot_wire_layout layout;
     uint32_t wide = pot_wire_sum_wide_rows(w->sums, h.n_rows, h.columns);
     h.type = POT_WIRE_SUM;
-    h.formats = 1; /* rows are int32 or int64 */
+    h.formats = POT_WIRE_ROWS_INT;
     h.n_hints = (uint16_t)n_moved;
     pot_wire_sum_layout(&layout, &h, wide);
-    h.payload_bytes = layout.bytes - 64;
+    h.payload_bytes = layout.bytes - POT_WIRE_HEADER_BYTES;
     pot_message *m = pot_transport_message(t, layout.bytes);
     if (!m) return NULL;
     m->kind = POT_MESSAGE_DATA;
@@ -336,7 +316,8 @@ pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, cons
     fill_places(w, &work);
     s = make_jobs(w, &n_jobs, &bytes, store, h->layer, err);
     if (s != POT_OK) return s;
-    view_rows(w, &work);
+    for (uint32_t i = 0; i < h->n_rows; i++)
+        pot_wire_row_get(&w->rows[i], work.rows + i * work.row_stride, h->formats, h->columns);
     memset(w->sums, 0, (size_t)h->n_rows * h->columns * sizeof *w->sums);
     s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->jobs, n_jobs, h->grid, &w->scratch, err);
     if (s != POT_OK) return pot_at(err, "layer %u", h->layer);
