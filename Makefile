@@ -60,6 +60,9 @@ LIBS        := $(PKG_LIBS) -lucp -lucs $(MPI_LIBS) -lm
 
 # CUDA kernels are compiled when there are any and nvcc is there; CUDA=1 insists on nvcc.
 NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
+ifeq ($(filter auto 0 1,$(CUDA)),)
+$(error CUDA=$(CUDA) is unknown: auto, 0, 1)
+endif
 ifeq ($(CUDA)$(NVCC),1)
 $(error CUDA=1, but nvcc is neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit or use CUDA=0)
 endif

@@ -38,7 +38,7 @@ void pot_span_end(pot_span *total, const pot_span *mark, const pot_cluster *clus
     total->tokens += tokens;
 }
 
-double pot_span_tokens_per_s(const pot_span *span) {
+static double tokens_per_s(const pot_span *span) {
     return span->wall_us ? (double)span->tokens * 1e6 / (double)span->wall_us : 0;
 }
 
@@ -46,7 +46,7 @@ double pot_span_tokens_per_s(const pot_span *span) {
 
 static void span_line(pot_buffer *out, const char *name, const pot_span *span) {
     pot_buffer_format(out, "%-10s %8llu tokens %9.2f s %9.1f tok/s\n", name, (unsigned long long)span->tokens,
-                      (double)span->wall_us / 1e6, pot_span_tokens_per_s(span));
+                      (double)span->wall_us / 1e6, tokens_per_s(span));
 }
 
 static void phase_line(pot_buffer *out, const char *name, const pot_summary *s, uint64_t prefill_us,
@@ -87,7 +87,7 @@ void pot_summary_text(pot_buffer *out, const pot_summary *s) {
 
 static void span_json(pot_buffer *out, const char *name, const pot_span *span) {
     pot_buffer_format(out, "\"%s\": {\"tokens\": %llu, \"seconds\": %.6f, \"tokens_per_s\": %.3f, \"phase_us\": {",
-                      name, (unsigned long long)span->tokens, (double)span->wall_us / 1e6, pot_span_tokens_per_s(span));
+                      name, (unsigned long long)span->tokens, (double)span->wall_us / 1e6, tokens_per_s(span));
     const char *comma = "";
 #define X(phase)                                                                                   \
     pot_buffer_format(out, "%s\"" #phase "\": %llu", comma, (unsigned long long)span->phase##_us); \

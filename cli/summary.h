@@ -18,7 +18,6 @@ typedef struct pot_span {
 /* begin: notes the counters.  end: adds to `total` what has passed since, for so many tokens. */
 void pot_span_begin(pot_span *mark, const pot_cluster *cluster);
 void pot_span_end(pot_span *total, const pot_span *mark, const pot_cluster *cluster, uint64_t tokens);
-double pot_span_tokens_per_s(const pot_span *span);
 
 typedef struct pot_summary {
     const pot_cluster *cluster;

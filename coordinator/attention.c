@@ -153,7 +153,8 @@ void pot_attention_free(pot_attention *a) {
 
 /* ---- rope ----------------------------------------------------------------------------------------------------- */
 
-void pot_rope_turn(float *x, const float *sine, const float *cosine, uint32_t pairs) {
+/* Interleaved pairs (2j, 2j+1) of x [2 * pairs], turned in place. */
+static void rope_turn(float *x, const float *sine, const float *cosine, uint32_t pairs) {
     for (uint32_t j = 0; j < pairs; j++) {
         float x0 = x[2 * j], x1 = x[2 * j + 1];
         x[2 * j] = fmaf(x0, cosine[j], -(x1 * sine[j]));
@@ -189,7 +190,7 @@ static pot_status project(pot_attention *a, const pot_layer_weights *w, uint32_t
         float *q_res = a->q_res + (size_t)i * c->q_lora, *kv = a->kv + (size_t)i * a->key_width;
         pot_rms_norm(q_res, q_res, w->q_a_norm, c->q_lora, c->mla_eps);
         pot_rms_norm(kv, kv, w->kv_a_norm, c->kv_lora, c->mla_eps);
-        pot_rope_turn(kv + c->kv_lora, a->sine + i * pairs, a->cosine + i * pairs, pairs);
+        rope_turn(kv + c->kv_lora, a->sine + i * pairs, a->cosine + i * pairs, pairs);
         pot_kv_write(rows[i].sequence, layer, rows[i].position, kv);
     }
     need = pot_act_need(w->q_b.format);
@@ -201,8 +202,8 @@ static pot_status project(pot_attention *a, const pot_layer_weights *w, uint32_t
         pot_linear(&a->compute, a->index_q, c->index_heads * c->index_dim, &w->index_q, a->acts.rows, n);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < c->n_heads; h++)
-            pot_rope_turn(a->q + (size_t)i * q_width + h * head_width + c->nope_dim, a->sine + i * pairs,
-                          a->cosine + i * pairs, pairs);
+            rope_turn(a->q + (size_t)i * q_width + h * head_width + c->nope_dim, a->sine + i * pairs,
+                      a->cosine + i * pairs, pairs);
     return POT_OK;
 }
 
@@ -227,7 +228,7 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
     for (uint32_t i = 0; i < n; i++) {
         float *k = a->index_k + (size_t)i * c->index_dim;
         pot_layer_norm(k, k, w->index_k_norm, w->index_k_bias, c->index_dim, 1e-6f);
-        pot_rope_turn(k, a->sine + i * pairs, a->cosine + i * pairs, pairs);
+        rope_turn(k, a->sine + i * pairs, a->cosine + i * pairs, pairs);
         pot_kv_index_write(rows[i].sequence, layer, rows[i].position, k);
     }
     float head_scale = 1.0f / sqrtf((float)c->index_heads);
@@ -239,7 +240,7 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
         float *q = a->index_q + (size_t)i * c->index_heads * c->index_dim;
         float *weights = a->index_w + (size_t)i * c->index_heads;
         for (uint32_t h = 0; h < c->index_heads; h++) {
-            pot_rope_turn(q + h * c->index_dim, a->sine + i * pairs, a->cosine + i * pairs, pairs);
+            rope_turn(q + h * c->index_dim, a->sine + i * pairs, a->cosine + i * pairs, pairs);
             weights[h] *= head_scale;
             for (uint32_t d = 0; d < c->index_dim; d++)
                 a->index_turned[d * a->index_lanes + h] = q[h * c->index_dim + d];

@@ -48,7 +48,4 @@ pot_status pot_index_select(uint32_t *positions, uint32_t *count, const pot_inde
 /* The k largest of n scores, ties to the lower index, as ascending positions; order: [n] of scratch.  k <= n. */
 void pot_top_positions(uint32_t *positions, uint32_t k, const float *scores, uint32_t n, uint64_t *order);
 
-/* Interleaved pairs (2j, 2j+1) of x [2 * pairs], turned in place. */
-void pot_rope_turn(float *x, const float *sine, const float *cosine, uint32_t pairs);
-
 #endif

@@ -84,7 +84,7 @@ static pot_status connect_ranks(struct pot_cluster_parts *parts, const pot_setti
     pot_ucx_options options = {.self = (uint32_t)launch->rank, .spin_us = choose_spin(settings, launch->ranks_on_host)};
     pot_blob address;
     pot_status s = pot_transport_ucx_create(&parts->remote, &address, &options, err);
-    if (s == POT_OK) s = pot_bootstrap_mpi(&parts->bootstrap, address, 0, err);
+    if (s == POT_OK) s = pot_bootstrap_mpi(&parts->bootstrap, address, err);
     if (s != POT_OK) return s;
     const pot_bootstrap *b = &parts->bootstrap;
     if (b->size > POT_MAX_WORKERS)

@@ -33,7 +33,6 @@ struct pot_model {
 enum { POT_TENSOR_NAME = 160 };
 void pot_role_name(char name[POT_TENSOR_NAME], pot_role role, uint32_t layer, uint32_t expert);
 const char *pot_role_group(pot_role role);
-bool pot_role_is_global(pot_role role); /* belongs to no layer; layer 0 stands for it */
 bool pot_role_is_matrix(pot_role role);
 bool pot_role_is_routed(pot_role role); /* one for each routed expert */
 bool pot_role_is_ffn(pot_role role);    /* of an expert, routed or common: packed as chunks */

@@ -14,7 +14,8 @@ static const struct {
 };
 
 const char *pot_role_group(pot_role role) { return ROLES[role].group; }
-bool pot_role_is_global(pot_role role) { return role <= POT_ROLE_HEAD; }
+/* Belongs to no layer; layer 0 stands for it. */
+static bool is_global(pot_role role) { return role <= POT_ROLE_HEAD; }
 bool pot_role_is_routed(pot_role role) { return role >= POT_ROLE_EXPERT_GATE && role <= POT_ROLE_EXPERT_DOWN; }
 bool pot_role_is_ffn(pot_role role) { return role >= POT_ROLE_EXPERT_GATE && role <= POT_ROLE_DENSE_DOWN; }
 
@@ -23,7 +24,7 @@ bool pot_role_is_matrix(pot_role role) {
 }
 
 bool pot_role_exists(const pot_config *c, pot_role role, uint32_t layer) {
-    if (pot_role_is_global(role)) return layer == 0;
+    if (is_global(role)) return layer == 0;
     const bool sparse = !c->layer_is_dense[layer];
     switch (role) {
     case POT_ROLE_INDEX_Q:
@@ -92,7 +93,7 @@ void pot_role_shape(const pot_config *c, pot_role role, uint32_t *rows, uint32_t
 }
 
 void pot_role_name(char name[POT_TENSOR_NAME], pot_role role, uint32_t layer, uint32_t expert) {
-    int at = pot_role_is_global(role) ? 0 : snprintf(name, POT_TENSOR_NAME, "model.layers.%u.", layer);
+    int at = is_global(role) ? 0 : snprintf(name, POT_TENSOR_NAME, "model.layers.%u.", layer);
     size_t left = (size_t)(POT_TENSOR_NAME - at);
     const char *suffix = ROLES[role].suffix, *number = strstr(suffix, "%u");
     if (number)

@@ -19,16 +19,13 @@ void pot_launch_detect(pot_launch *out);
 typedef struct pot_rank {
     pot_blob address;
     char host[64];
-    int64_t pid;
-    uint32_t role; /* as given to exchange */
 } pot_rank;
 typedef struct pot_bootstrap {
     pot_rank *ranks; /* [size], owned */
     int rank, size;
-    int ranks_on_host; /* exact, from the host names */
 } pot_bootstrap;
 /* Collective over all ranks, with a deadline: gives each rank everybody's address. */
-pot_status pot_bootstrap_mpi(pot_bootstrap *out, pot_blob address, uint32_t role, pot_err *err);
+pot_status pot_bootstrap_mpi(pot_bootstrap *out, pot_blob address, pot_err *err);
 void pot_bootstrap_free(pot_bootstrap *bootstrap);
 
 #endif

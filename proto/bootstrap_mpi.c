@@ -102,8 +102,7 @@ static void stop_watchdog(watchdog *w) {
 
 typedef struct card {
     char host[64];
-    int64_t pid;
-    uint32_t role, address_bytes;
+    uint32_t address_bytes;
 } card;
 
 static pot_status gather(pot_bootstrap *b, card *cards, int *counts, int *offsets, uint8_t **addresses,
@@ -129,14 +128,11 @@ static pot_status gather(pot_bootstrap *b, card *cards, int *counts, int *offset
         rank->address = (pot_blob){*addresses + offsets[r], (size_t)counts[r]};
         memcpy(rank->host, cards[r].host, sizeof rank->host);
         rank->host[sizeof rank->host - 1] = 0;
-        rank->pid = cards[r].pid;
-        rank->role = cards[r].role;
-        b->ranks_on_host += strcmp(rank->host, cards[b->rank].host) == 0; /* the own one is whole */
     }
     return POT_OK;
 }
 
-static pot_status exchange(pot_bootstrap *out, pot_blob address, uint32_t role, pot_err *err) {
+static pot_status exchange(pot_bootstrap *out, pot_blob address, pot_err *err) {
     pot_bootstrap b = {0};
     MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &b.size);
@@ -153,7 +149,7 @@ static pot_status exchange(pot_bootstrap *out, pot_blob address, uint32_t role, 
     if (!cards || !counts || !offsets || !b.ranks) {
         s = pot_fail(err, POT_NO_MEMORY, "no memory for %d ranks", b.size);
     } else {
-        cards[b.rank] = (card){.pid = getpid(), .role = role, .address_bytes = (uint32_t)address.n_bytes};
+        cards[b.rank] = (card){.address_bytes = (uint32_t)address.n_bytes};
         snprintf(cards[b.rank].host, sizeof cards[b.rank].host, "%.63s", pot_host_name());
         s = gather(&b, cards, counts, offsets, &addresses, address, err);
     }
@@ -169,7 +165,7 @@ static pot_status exchange(pot_bootstrap *out, pot_blob address, uint32_t role, 
     return POT_OK;
 }
 
-pot_status pot_bootstrap_mpi(pot_bootstrap *out, pot_blob address, uint32_t role, pot_err *err) {
+pot_status pot_bootstrap_mpi(pot_bootstrap *out, pot_blob address, pot_err *err) {
     pot_launch launch;
     pot_launch_detect(&launch);
     watchdog dog = {.rank = launch.rank, .size = launch.size};
@@ -179,7 +175,7 @@ pot_status pot_bootstrap_mpi(pot_bootstrap *out, pot_blob address, uint32_t role
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
         s = pot_fail(err, POT_ERROR, "MPI_Init_thread failed");
     } else {
-        s = exchange(out, address, role, err);
+        s = exchange(out, address, err);
         MPI_Finalize();
     }
     stop_watchdog(&dog);
