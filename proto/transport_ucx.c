@@ -4,6 +4,9 @@
  * (rendezvous) is received straight into one.  Everything that touches the UCX worker holds one mutex, so that the pulse thread may
  * send while the owner computes; callbacks run inside ucp_worker_progress and so under the mutex as well.
  *
+ * UCX moves only while it is called, and a rendezvous needs its sender until it is done.  The owner computes meanwhile (the
+ * coordinator its own share of a prompt), so a thread of the transport's own, the carrier, calls UCX while one is under way.
+ *
  * The owner sleeps in poll() on the UCX event descriptor, a descriptor of our own (another thread's progress has queued something,
  * or wake()), and the stop signal's.  Before sleeping it may spin for a moment.
  */
@@ -63,6 +66,9 @@ typedef struct ucx_transport {
     pot_message *flying, **flying_end; /* those that UCX sends from or receives into */
     ucx_peer *peers;                   /* [n_peers] */
     uint32_t n_peers;
+    pthread_t carrier;
+    pthread_cond_t laden; /* something large is under way, or `closing` */
+    bool has_carrier, closing;
 } ucx_transport;
 
 struct ucx_peer {
@@ -216,6 +222,22 @@ static void progress(ucx_transport *u) {
     }
 }
 
+static void *carry(void *argument) {
+    ucx_transport *u = argument;
+    pthread_mutex_lock(&u->mutex);
+    while (!u->closing) {
+        pthread_cond_wait(&u->laden, &u->mutex);
+        while (u->flying && !u->closing) {
+            progress(u);
+            pthread_mutex_unlock(&u->mutex);
+            usleep(NAP_US);
+            pthread_mutex_lock(&u->mutex);
+        }
+    }
+    pthread_mutex_unlock(&u->mutex);
+    return NULL;
+}
+
 static pot_message *ucx_message(pot_transport *t, size_t bytes) {
     ucx_transport *u = (ucx_transport *)(void *)t;
     pthread_mutex_lock(&u->mutex);
@@ -250,8 +272,10 @@ static pot_status ucx_send(pot_transport *t, uint32_t number, pot_message *m, po
     ucx_peer *peer = number < u->n_peers ? &u->peers[number] : NULL;
     bool possible = peer && peer->ep && !peer->lost;
     if (possible) {
+        bool large = m->n_bytes > EAGER_BYTES;
         post(u, peer, m);
         progress(u);
+        if (large && u->flying) pthread_cond_signal(&u->laden);
     } else {
         pot_pool_give(&u->pool, m);
     }
@@ -344,6 +368,7 @@ static void destroy(ucx_transport *u) {
         pot_pool_give(&u->pool, m);
     }
     pot_pool_drain(&u->pool);
+    pthread_cond_destroy(&u->laden);
     pthread_mutex_destroy(&u->mutex);
     pot_free((void *)(uintptr_t)u->sealed.bytes);
     pot_free(u->peers);
@@ -353,6 +378,11 @@ static void destroy(ucx_transport *u) {
 static void ucx_close(pot_transport *t, uint64_t timeout_us) {
     ucx_transport *u = (ucx_transport *)(void *)t;
     uint64_t until = pot_now_us() + timeout_us;
+    pthread_mutex_lock(&u->mutex);
+    u->closing = true;
+    pthread_cond_signal(&u->laden);
+    pthread_mutex_unlock(&u->mutex);
+    if (u->has_carrier) pthread_join(u->carrier, NULL);
     pthread_mutex_lock(&u->mutex);
     /* A finished send has only left our buffer: the flush gets the last bytes out.  The lost will not take them. */
     const ucp_request_param_t flush = {0};
@@ -440,6 +470,7 @@ pot_status pot_transport_ucx_create(pot_transport **out, pot_blob *address, cons
     u->flying_end = &u->flying;
     pot_ucx_log_redirect();
     pthread_mutex_init(&u->mutex, NULL);
+    pthread_cond_init(&u->laden, NULL);
     u->own_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pot_status s =
         u->own_fd >= 0 ? open_context(u, err) : pot_fail(err, POT_IO, "no event descriptor: %s", strerror(errno));
@@ -479,6 +510,11 @@ pot_status pot_transport_ucx_connect(pot_transport *t, const pot_blob *peers, ui
             peer->ep = NULL;
             s = ucx_fault(err, "no connection can be made", status);
         }
+    }
+    if (s == POT_OK && !u->has_carrier) {
+        int failed = pthread_create(&u->carrier, NULL, carry, u);
+        u->has_carrier = !failed;
+        if (failed) s = pot_fail(err, POT_ERROR, "the transport's thread does not start: %s", strerror(failed));
     }
     pthread_mutex_unlock(&u->mutex);
     return s;

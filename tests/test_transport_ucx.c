@@ -206,6 +206,37 @@ static void messages_of_every_size_come_back(void **state) {
     run_pair(ask_for_echoes, echo, 0);
 }
 
+/* A rendezvous needs its sender.  This one computes: it waits for a byte over the link and does not call the transport at all. */
+enum { LARGE = 3, LARGE_BYTES = 2 << 20 };
+
+static void send_and_compute(side *s) {
+    char c;
+    open_side(s);
+    for (uint32_t i = 0; i < LARGE; i++)
+        CHECK(pot_transport_send(s->t, 1, make(s->t, POT_MESSAGE_DATA, LARGE_BYTES, i), &err) == POT_OK);
+    get_all(s->link, &c, 1);
+    part(s);
+    pot_transport_close(s->t, 1000000);
+}
+
+static void take_from_a_busy_sender(side *s) {
+    char c = 0;
+    open_side(s);
+    for (uint32_t i = 0; i < LARGE; i++) {
+        pot_message *m = take(s);
+        CHECK(has_pattern(m, LARGE_BYTES, i));
+        pot_message_release(s->t, m);
+    }
+    put_all(s->link, &c, 1);
+    part(s);
+    pot_transport_close(s->t, 1000000);
+}
+
+static void large_message_arrives_while_its_sender_computes(void **state) {
+    (void)state;
+    run_pair(send_and_compute, take_from_a_busy_sender, 0);
+}
+
 /* More than the kernel's and UCX's buffers hold, before the other side reads anything. */
 enum { FLOOD = 400, FLOOD_BYTES = 60000 };
 
@@ -562,6 +593,7 @@ int main(void) {
 #endif
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages_of_every_size_come_back),
+        cmocka_unit_test(large_message_arrives_while_its_sender_computes),
         cmocka_unit_test(flood_waits_for_a_slow_reader),
         cmocka_unit_test(two_threads_send_in_order),
         cmocka_unit_test(wait_ends_with_deadline_wake_or_signal),
