@@ -58,7 +58,9 @@ CFLAGS_ALL  := -std=gnu11 -D_GNU_SOURCE= $(OPT_$(MODE)) $(WARN) $(NUMERIC) -fope
 LDFLAGS_ALL := $(OPT_$(MODE)) -fopenmp -pthread -Wl,--as-needed $(LDFLAGS)
 LIBS        := $(PKG_LIBS) -lucp -lucs $(MPI_LIBS) -lm
 
-# CUDA kernels are compiled when there are any and nvcc is there; CUDA=1 insists on nvcc.
+# CUDA kernels are compiled when nvcc is there; CUDA=1 insists on it.  They depend neither on MODE nor on CC and take some
+# minutes, so all modes share build/cuda.  Cards older than 7.5 need CUDA 12 and a shorter list.
+CUDA_ARCHS ?= 75 80 86 89 90 100 120
 NVCC := $(if $(filter 0,$(CUDA)),,$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 ifeq ($(filter auto 0 1,$(CUDA)),)
 $(error CUDA=$(CUDA) is unknown: auto, 0, 1)
@@ -66,10 +68,20 @@ endif
 ifeq ($(CUDA)$(NVCC),1)
 $(error CUDA=1, but nvcc is neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit or use CUDA=0)
 endif
-CU_OBJS := $(if $(NVCC),$(patsubst %.cu,$(B)/%.o,$(wildcard kernels/cuda/*.cu)))
+CU_SOURCES := $(wildcard kernels/cuda/*.cu)
+CU_OBJS    := $(if $(NVCC),$(CU_SOURCES:%.cu=build/cuda/%.o))
+CU_FLAGS   := -std=c++17 -O2 -fmad=false -DPOT_HAVE_CUDA -I. -Xcompiler -Wall,-Wextra,-fno-exceptions
+CU_CODE    := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+ifneq ($(CU_OBJS),)
+CFLAGS_ALL += -DPOT_HAVE_CUDA
+LIBS       += -L$(dir $(realpath $(NVCC)))../lib64 -lcudart_static -lrt -ldl -lstdc++
+endif
 
 # ---- objects and archives --------------------------------------------------------------------------------------
-objs = $(patsubst %.c,$(B)/%.o,$(wildcard $(1)/*.c)) \
+# Kernels of other architectures are left out.
+FOREIGN := $(patsubst %,kernels/kernels_%.c,$(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),neon,avx2 avxvnni avx512 amx))
+objs = $(patsubst %.c,$(B)/%.o,$(filter-out $(FOREIGN),$(wildcard $(1)/*.c))) \
        $(if $(filter proto,$(1)),$(B)/gen/proto/control.pb-c.o) $(if $(filter kernels,$(1)),$(CU_OBJS))
 $(foreach l,$(LAYERS),$(eval OBJ_$(l) := $(call objs,$(l))))
 ARCHIVES := $(foreach l,$(filter-out cli,$(LAYERS)),$(B)/lib$(l).a)
@@ -83,12 +95,19 @@ squash = $(subst $(space),_,$(strip $(1)))
 ifneq ($(filter-out help clean test demo deps,$(or $(MAKECMDGOALS),all)),)
 $(call stamp,$(B)/flags.stamp,$(call squash,$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(LIBS)))
 $(foreach l,$(LAYERS),$(call stamp,$(B)/lib$(l).stamp,$(call squash,$(OBJ_$(l)))))
+$(if $(CU_OBJS),$(call stamp,build/cuda/flags.stamp,$(call squash,$(NVCC) $(CU_FLAGS) $(CU_CODE))))
 endif
-$(B)/%.stamp: ;
+$(B)/%.stamp build/cuda/%.stamp: ;
 
 # One instruction set a file: the suffix gives the flags.
-$(B)/kernels/%_avx2.o: ISA := -O3 -mavx2 -mfma -mf16c
-$(B)/kernels/kernels_generic.o: ISA := -O3
+KERNEL_OPT  := $(if $(filter release,$(MODE)),-O3,-O1)
+ISA_avx2    := $(KERNEL_OPT) -mavx2 -mfma -mf16c
+ISA_avxvnni := $(ISA_avx2) -mavxvnni
+ISA_avx512  := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512vnni
+ISA_amx     := $(ISA_avx512) -mamx-tile -mamx-int8
+ISA_neon    := $(KERNEL_OPT) -march=armv8.2-a+dotprod
+$(B)/kernels/kernels_%.o: ISA = $(ISA_$(*:kernels/kernels_%=%))
+ISA_generic := $(KERNEL_OPT)
 $(B)/proto/bootstrap_mpi.o $(B)/cli/cmd_about.o: ISA := $(MPI_CFLAGS)
 
 # Generated headers must exist before their users compile; after that the .d files know.
@@ -99,10 +118,10 @@ $(B)/%.o: %.c $(B)/flags.stamp
 	@$(if $(filter 0,$(V)),echo "  CC   $<")
 	$(Q)$(CC) $(CFLAGS_ALL) $(ISA) -c $< -o $@
 
-$(B)/%.o: %.cu $(B)/flags.stamp
+build/cuda/%.o: %.cu build/cuda/flags.stamp
 	@mkdir -p $(@D)
 	@$(if $(filter 0,$(V)),echo "  NVCC $<")
-	$(Q)$(NVCC) -O2 -g -fmad=false -I. -c $< -o $@
+	$(Q)$(NVCC) $(CU_FLAGS) $(CU_CODE) -MMD -MP -c $< -o $@
 
 $(B)/gen/proto/control.pb-c.c $(B)/gen/proto/control.pb-c.h &: proto/control.proto
 	@mkdir -p $(@D)
@@ -156,8 +175,25 @@ ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
 $(foreach t,$(TESTS) $(TEST_TOOLS),$(eval $(call test_program,$(t))))
 $(foreach f,$(FUZZ),$(eval $(call fuzz_program,$(f))))
 endif
+# test_cuda runs kernels/cuda without a GPU: the same sources, compiled for the host against tests/cuda_shim.
+CXX       := $(if $(filter default,$(origin CXX)),$(patsubst gcc%,g++%,$(patsubst clang%,clang++%,$(CC))),$(CXX))
+CXX_FLAGS := -std=gnu++17 $(OPT_$(MODE)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas $(if $(WERROR),-Werror) \
+             $(NUMERIC) -MMD -MP -DPOT_HAVE_CUDA -I. -Itests/cuda_shim
+SHIM_OBJS := $(patsubst %.cu,$(B)/shim/%.o,$(CU_SOURCES)) $(patsubst %.cpp,$(B)/shim/%.o,$(wildcard tests/cuda_shim/*.cpp))
+$(B)/shim/%.o: %.cu $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(if $(filter 0,$(V)),echo "  CXX  $<")
+	$(Q)$(CXX) $(CXX_FLAGS) -x c++ -c $< -o $@
+$(B)/shim/%.o: %.cpp $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(if $(filter 0,$(V)),echo "  CXX  $<")
+	$(Q)$(CXX) $(CXX_FLAGS) -c $< -o $@
+$(B)/tests/test_cuda.o: ISA := -DPOT_HAVE_CUDA
+$(B)/tests/test_cuda: $(SHIM_OBJS)
+$(B)/tests/test_cuda: LIBS += -lstdc++
+
 # Measuring programs, bench/bench_<name>.c: built like tests, run by hand.
-BENCHES := $(patsubst bench/%.c,%,$(wildcard bench/bench_*.c))
+BENCHES := $(filter-out $(if $(CU_OBJS),,bench_cuda),$(patsubst bench/%.c,%,$(wildcard bench/bench_*.c)))
 define bench_program
 $(B)/bench/$(1).o: | $(call generated,bench/$(1).c)
 $(B)/bench/$(1): $(B)/bench/$(1).o $(call needs,bench/$(1).c)
@@ -167,13 +203,29 @@ endef
 ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
 $(foreach b,$(BENCHES),$(eval $(call bench_program,$(b))))
 endif
-TEST_PROGRAMS := $(TESTS:%=$(B)/tests/%) $(FUZZ:%=$(B)/tests/fuzz/%)
+# The exactness tests once more with every table of the architecture, the ones that this CPU lacks emulated (tests/emulated).
+EMULATED := $(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),exact contract)
+EMULATED_OBJS := $(patsubst %,$(B)/tests/emulated/kernels_%.o,avxvnni avx512 amx) $(B)/tests/emulated/cpu.o
+$(B)/tests/emulated/kernels_%.o: ISA := $(ISA_avx2) -O1 -Itests/emulated -Wno-psabi -Wno-pedantic
+$(B)/tests/emulated/kernels_%.o: kernels/kernels_%.c $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(if $(filter 0,$(V)),echo "  CC   $< (emulated)")
+	$(Q)$(CC) $(CFLAGS_ALL) $(ISA) -c $< -o $@
+define emulated_program
+$(B)/tests/test_$(1)_emulated: $(B)/tests/test_$(1).o $(call support_objs,tests/test_$(1).c) $(EMULATED_OBJS) $(call needs,tests/test_$(1).c)
+	@$$(if $$(filter 0,$$(V)),echo "  LINK $$@")
+	$$(Q)$$(call link,-lcmocka)
+endef
+ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
+$(foreach t,$(EMULATED),$(eval $(call emulated_program,$(t))))
+endif
+TEST_PROGRAMS := $(EMULATED:%=$(B)/tests/test_%_emulated) $(TESTS:%=$(B)/tests/%) $(FUZZ:%=$(B)/tests/fuzz/%)
 TEST_SCRIPTS  := $(sort $(wildcard tests/cluster/*.sh))
 RUN := MODE=$(MODE) BUILD=$(B) POTLUCK=$(B)/potluck tests/run
 
 # ---- targets ---------------------------------------------------------------------------------------------------
 .PHONY: all help deps test tests unit bench demo debug asan ubsan tsan coverage golden fuzz-smoke fuzz-run check check-layers \
-        check-docs lint format format-check install uninstall clean
+        cuda-check check-docs lint format format-check install uninstall clean
 all: $(B)/potluck ## build the program, build/potluck
 	@ln -sfn $(patsubst build/%,%,$(B))/potluck build/potluck
 
@@ -193,7 +245,8 @@ tests: $(TEST_PROGRAMS) $(TEST_TOOLS:%=$(B)/tests/%) all
 unit: $(TEST_PROGRAMS) $(B)/potluck ## run the test programs, without the mpirun scripts
 	@$(RUN) $(TEST_PROGRAMS)
 
-bench: $(BENCHES:%=$(B)/bench/%) ## build the measuring programs, build/release/bench/bench_*
+bench: $(BENCHES:%=$(B)/bench/%) all ## build the measuring programs, build/release/bench/bench_*, and measure the kernels quickly
+	@$(B)/potluck bench kernels --quick
 
 demo: deps ## run the demo model on a coordinator and three workers
 	@$(MAKE) all
@@ -217,6 +270,9 @@ fuzz-smoke: ## fuzz every parser for FUZZ_SECONDS, from its corpus
 
 fuzz-run: $(FUZZ:%=build/fuzz/tests/fuzz/%)
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/smoke $(FUZZ:%=build/fuzz/tests/fuzz/%)
+
+cuda-check: ## compile the CUDA kernels for each architecture; print registers, fail on spills
+	@NVCC='$(NVCC)' tests/cuda_check $(CUDA_ARCHS)
 
 check: check-layers check-docs format-check lint ## everything that is checked without running the program
 
@@ -251,4 +307,4 @@ uninstall: ## remove what `make install` with the same PREFIX put there
 clean: ## remove build/
 	rm -rf build
 
--include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(wildcard $(B)/tests/*.d $(B)/tests/fuzz/*.d $(B)/bench/*.d)
+-include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(SHIM_OBJS:.o=.d) $(wildcard $(B)/tests/*.d $(B)/tests/emulated/*.d $(B)/tests/fuzz/*.d $(B)/bench/*.d)

@@ -61,6 +61,8 @@ pot_status pot_cmd_eval_ppl(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_eval_trace(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_tokenize(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_template(const pot_cli *cli, pot_err *err);
+pot_status pot_cmd_bench_kernels(const pot_cli *cli, pot_err *err);
+pot_status pot_cmd_bench_layers(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_inspect(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_config_show(const pot_cli *cli, pot_err *err);
 pot_status pot_cmd_config_options(const pot_cli *cli, pot_err *err);

@@ -5,6 +5,7 @@
 #include <ucp/api/ucp.h>
 
 #include "cli/cli.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/kernels.h"
 
 pot_status pot_cmd_config_show(const pot_cli *cli, pot_err *err) {
@@ -52,6 +53,11 @@ pot_status pot_cmd_version(const pot_cli *cli, pot_err *err) {
     pot_buffer_text(&text, "; usable here");
     for (int i = 0; i < n_usable; i++) pot_buffer_format(&text, " %s", usable[i]->name);
     pot_buffer_format(&text, "; chosen %s\n", chosen->name);
+#ifdef POT_HAVE_CUDA
+    pot_buffer_format(&text, "CUDA      built in, devices here: %d\n", pot_cuda_count());
+#else
+    pot_buffer_text(&text, "CUDA      not built in\n");
+#endif
     pot_buffer_format(&text, "UCX       %s\n", ucp_get_version_string());
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;

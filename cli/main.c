@@ -38,6 +38,10 @@ static const pot_command commands[] = {
     {"template", POT_CMD_TOOLS, pot_cmd_template, "MODEL", false, "messages to the prompt that the model sees"},
     {"inspect", POT_CMD_TOOLS, pot_cmd_inspect, "MODEL", false,
      "what a model directory holds, and the memory it needs"},
+    {"bench kernels", POT_CMD_BENCH, pot_cmd_bench_kernels, "", false,
+     "how fast this machine multiplies, against what its memory and cores can do"},
+    {"bench layers", POT_CMD_LAYERS, pot_cmd_bench_layers, "MODEL", true,
+     "how fast a token passes the layers of a model, such as random:glm-5.2"},
     {"config show", POT_CMD_ALL, pot_cmd_config_show, "", false, "every option, its value and where it came from"},
     {"config options", POT_CMD_TOOLS, pot_cmd_config_options, "", false, "every option as Markdown (docs/options.md)"},
     {"version", POT_CMD_TOOLS, pot_cmd_version, "", false, "version, kernels, transports and compiler"},
@@ -227,17 +231,6 @@ static pot_status dispatch(int argc, char **argv, pot_cli *cli, pot_err *err) {
     return run_command(command, argc - words, argv + words, cli, err);
 }
 
-/* Compute threads that wait must sleep, not spin: with other work on the cores (other ranks, too) OpenMP's default decodes 20 times
- * slower (docs/cluster.md, "Sleeping and waking").  The runtime reads this variable before main() begins, hence a fresh start. */
-static void let_threads_sleep(char **argv) {
-    char self[PATH_MAX];                   /* the link itself would make the process's name "exe" */
-    if (getenv("OMP_WAIT_POLICY")) return; /* set by the user, or by us */
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n < 0 || setenv("OMP_WAIT_POLICY", "passive", 1)) return;
-    self[n] = 0;
-    execv(self, argv); /* where that cannot be done, it is only slower */
-}
-
 /* A descriptor that the caller closed would be given to the next file or socket, and text would end up there.  Standard input
  * and output become /dev/null opened for reading: the one is empty, writing to the other fails as it should. */
 static void keep_standard_descriptors(void) {
@@ -248,13 +241,11 @@ static void keep_standard_descriptors(void) {
 
 int main(int argc, char **argv) {
     keep_standard_descriptors();
-    let_threads_sleep(argv);
     pot_err err = {0};
     pot_out out = {0};
     pot_cli cli = {.out = &out};
     signal(SIGPIPE, SIG_IGN); /* write() reports a closed pipe, and an orderly end follows */
     pot_stop_install();
-    pot_cpus_widen();
     pot_launch_detect(&cli.launch);
     if (cli.launch.size > 1) pot_log_rank(cli.launch.rank);
 

@@ -9,6 +9,7 @@ enum {
     ENGINE = POT_CMD_ENGINE,
     MODEL = POT_CMD_ENGINE | POT_CMD_TOOLS, /* also what reads a model without running it */
     EVAL = POT_CMD_EVAL,
+    BENCH = POT_CMD_BENCH,
     ALL = POT_CMD_ALL
 };
 
@@ -71,8 +72,11 @@ static const pot_option table[] = {
 
     CHOICE("kernels", kernels, "auto", "auto|generic|avx2", "NAME", "Machine", ALL,
            "The instruction set to compute with; `auto` takes the best that this machine has."),
-    INTEGER("threads", NULL, threads, "0", "THREADS", "Machine", ENGINE, 0, 4096, NULL,
+    INTEGER("threads", NULL, threads, "0", "THREADS", "Machine", ENGINE | BENCH, 0, 4096, NULL,
             "Compute threads of each process; 0 shares the machine's cores among its processes."),
+    SWITCH(
+        "keep-binding", keep_binding, "Machine", ENGINE,
+        "Stay on the cores that the launcher bound this process to; without it all that the machine allows are used."),
 
     CHOICE("map", map, "contiguous", "contiguous|round-robin|sliced|random:", "POLICY", "Cluster", ENGINE,
            "Which worker holds which expert; random takes a seed, as in random:7."),
@@ -98,12 +102,18 @@ static const pot_option table[] = {
             "Continue the traced input by so many greedy tokens."),
     INTEGER("batch", NULL, batch, "1", "SEQUENCES", "Evaluation", EVAL, 1, 1024, NULL,
             "Compute the input together with its rotations, so many sequences in all."),
-    INTEGER("tokens", NULL, tokens, "0", "TOKENS", "Evaluation", EVAL, 0, COUNT, NULL,
-            "Evaluate only so many tokens of the text; 0 takes all of them."),
+    INTEGER("tokens", NULL, tokens, "0", "TOKENS", "Evaluation", EVAL | POT_CMD_LAYERS, 0, COUNT, NULL,
+            "Evaluate only so many tokens of the text, 0 takes all of them; measure so many, 0 takes 48."),
     INTEGER("window", NULL, window, "512", "TOKENS", "Evaluation", EVAL, 2, 16777216, NULL,
             "Cut the text into windows of so many tokens that do not overlap."),
     SWITCH("decode", decode, "Evaluation", POT_CMD_TOOLS, "Turn token ids into text instead of text into token ids."),
     SWITCH("jsonl", jsonl, "Evaluation", POT_CMD_TOOLS, "Read one JSON value a line and write one a line."),
+
+    SWITCH("quick", quick, "Measurement", BENCH, "Measure less and more roughly, within 50 seconds."),
+    TEXT("formats", NULL, formats, NULL, "FORMATS", "Measurement", BENCH,
+         "Measure only these weight formats, as in `q4g64,mxfp4`."),
+    TEXT("rows", NULL, rows, NULL, "NUMBERS", "Measurement", BENCH,
+         "Measure only so many tokens at a time, as in `1,16,64`."),
 };
 
 const pot_option *pot_settings_table(size_t *n) {

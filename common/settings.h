@@ -11,8 +11,10 @@ enum {
     POT_CMD_WORKER = 4,
     POT_CMD_EVAL = 8,
     POT_CMD_TOOLS = 16 /* tokenize, template, inspect, config */,
-    POT_CMD_ENGINE = POT_CMD_RUN | POT_CMD_CHAT | POT_CMD_WORKER | POT_CMD_EVAL,
-    POT_CMD_ALL = 31
+    POT_CMD_BENCH = 32,  /* bench kernels */
+    POT_CMD_LAYERS = 64, /* bench layers */
+    POT_CMD_ENGINE = POT_CMD_RUN | POT_CMD_CHAT | POT_CMD_WORKER | POT_CMD_EVAL | POT_CMD_LAYERS,
+    POT_CMD_ALL = 127
 };
 
 typedef struct pot_settings {
@@ -37,6 +39,7 @@ typedef struct pot_settings {
     /* Machine */
     const char *kernels; /* auto | generic | avx2 */
     int64_t threads;     /* 0 = choose */
+    bool keep_binding;   /* stay on the cores that the launcher chose */
     /* Cluster */
     const char *map;   /* contiguous | round-robin | sliced | random:SEED */
     const char *model; /* --model: worker's own path */
@@ -49,6 +52,9 @@ typedef struct pot_settings {
     const char *input, *out, *against;
     int64_t greedy, batch, tokens, window;
     bool decode, jsonl;
+    /* bench */
+    bool quick;
+    const char *formats, *rows; /* lists with commas; NULL = the command's own */
 } pot_settings;
 
 const pot_option *pot_settings_table(size_t *n);

@@ -14,7 +14,7 @@
 #include "coordinator/attention.h"
 
 #include <math.h>
-#include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -25,7 +25,7 @@ enum { LANES = 16, KEY_BLOCK = 64 };
 struct pot_attention {
     const pot_config *config;
     pot_compute compute;
-    uint32_t max_tile, head_groups, index_lanes, key_width;
+    uint32_t max_tile, head_groups, key_width;
     pot_acts acts;        /* [max_tile] rows of the widest input */
     pot_acts head_acts;   /* [max_tile * n_heads]: a head's nope part, later its values in latent space */
     float *h;             /* [max_tile][hidden] */
@@ -42,7 +42,6 @@ struct pot_attention {
     float *frequencies;   /* [rope / 2] */
     float *sine, *cosine; /* [max_tile][rope / 2] */
     float *index_q;       /* [max_tile][index_heads * index_dim] */
-    float *index_turned;  /* [index_dim][index_lanes] */
     float *index_k;       /* [max_tile][index_dim] */
     float *index_w;       /* [max_tile][index_heads] */
     uint8_t *scratch;     /* [threads][scratch_bytes] */
@@ -89,11 +88,10 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
     a->compute = *compute;
     a->max_tile = max_tile;
     a->head_groups = (c->n_heads + LANES - 1) / LANES;
-    a->index_lanes = (c->index_heads + LANES - 1) / LANES * LANES;
     a->key_width = c->kv_lora + c->rope_dim;
     size_t n = max_tile, heads = c->n_heads, pairs = c->rope_dim / 2;
-    /* keys, scores and weights of one block; values of one block and of all so far; maxima and sums */
-    size_t scratch_floats = (size_t)KEY_BLOCK * (a->key_width + 2 * LANES) + 2 * LANES * (size_t)c->kv_lora + 8 * LANES;
+    /* keys, scores and weights of one block; values of one block and of all so far */
+    size_t scratch_floats = (size_t)KEY_BLOCK * (a->key_width + 2 * LANES) + 2 * LANES * (size_t)c->kv_lora;
     a->scratch_bytes = (scratch_floats * sizeof(float) + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES;
     struct {
         float **place;
@@ -113,7 +111,6 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
                   {&a->sine, n * pairs},
                   {&a->cosine, n * pairs},
                   {&a->index_q, n * c->index_heads * c->index_dim},
-                  {&a->index_turned, (size_t)c->index_dim * a->index_lanes},
                   {&a->index_k, n * c->index_dim},
                   {&a->index_w, n * c->index_heads}};
     pot_status status = POT_OK;
@@ -121,7 +118,7 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
         *arrays[i].place = pot_alloc_aligned(arrays[i].count * sizeof(float));
         if (!*arrays[i].place) status = POT_NO_MEMORY;
     }
-    a->scratch = pot_alloc_aligned(a->scratch_bytes * (size_t)compute->threads);
+    a->scratch = pot_alloc_aligned(a->scratch_bytes * (size_t)pot_team_threads(compute->team));
     if (status != POT_OK || !a->scratch) {
         status = pot_fail(err, POT_NO_MEMORY, "no memory for attention over tiles of %u rows", max_tile);
         goto fail;
@@ -144,7 +141,7 @@ void pot_attention_free(pot_attention *a) {
     pot_acts_free(&a->head_acts);
     float *arrays[] = {a->h,       a->q_res,        a->q,       a->kv,      a->nope,        a->lifted, a->query,
                        a->values,  a->head_out,     a->context, a->out,     a->frequencies, a->sine,   a->cosine,
-                       a->index_q, a->index_turned, a->index_k, a->index_w, a->scores};
+                       a->index_q, a->index_k,      a->index_w, a->scores};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) pot_free(arrays[i]);
     pot_free(a->scratch);
     pot_free(a->order);
@@ -175,6 +172,7 @@ static void rope_angles(pot_attention *a, const pot_row *rows, uint32_t n) {
 static pot_status project(pot_attention *a, const pot_layer_weights *w, uint32_t layer, const pot_row *rows, uint32_t n,
                           pot_err *err) {
     const pot_config *c = a->config;
+    const pot_kernels *kernels = a->compute.kernels;
     uint32_t pairs = c->rope_dim / 2, head_width = c->nope_dim + c->rope_dim, q_width = c->n_heads * head_width;
     unsigned need = pot_act_need(w->q_a.format) | pot_act_need(w->kv_a.format);
     if (c->layer_is_full[layer]) need |= pot_act_need(w->index_k.format) | pot_act_need(w->index_weights.format);
@@ -188,8 +186,8 @@ static pot_status project(pot_attention *a, const pot_layer_weights *w, uint32_t
     }
     for (uint32_t i = 0; i < n; i++) {
         float *q_res = a->q_res + (size_t)i * c->q_lora, *kv = a->kv + (size_t)i * a->key_width;
-        pot_rms_norm(q_res, q_res, w->q_a_norm, c->q_lora, c->mla_eps);
-        pot_rms_norm(kv, kv, w->kv_a_norm, c->kv_lora, c->mla_eps);
+        kernels->rms_norm(q_res, q_res, w->q_a_norm, c->q_lora, c->mla_eps);
+        kernels->rms_norm(kv, kv, w->kv_a_norm, c->kv_lora, c->mla_eps);
         rope_turn(kv + c->kv_lora, a->sine + i * pairs, a->cosine + i * pairs, pairs);
         pot_kv_write(rows[i].sequence, layer, rows[i].position, kv);
     }
@@ -242,8 +240,6 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
         for (uint32_t h = 0; h < c->index_heads; h++) {
             rope_turn(q + h * c->index_dim, a->sine + i * pairs, a->cosine + i * pairs, pairs);
             weights[h] *= head_scale;
-            for (uint32_t d = 0; d < c->index_dim; d++)
-                a->index_turned[d * a->index_lanes + h] = q[h * c->index_dim + d];
         }
         pot_status s = reserve_scores(a, seen, err);
         if (s != POT_OK) return s;
@@ -252,14 +248,31 @@ static pot_status choose(pot_attention *a, const pot_layer_weights *w, uint32_t 
                                  .sequence = rows[i].sequence,
                                  .layer = layer,
                                  .position = rows[i].position,
-                                 .lanes = a->index_lanes,
-                                 .q = a->index_turned,
+                                 .q = q,
                                  .weights = weights};
         s = pot_index_select(selection->positions + (size_t)at * selection->stride, &selection->count[at], &query,
                              a->scores, a->order, err);
         if (s != POT_OK) return s;
     }
     return POT_OK;
+}
+
+typedef struct head_products {
+    const pot_attention *a;
+    float *y;
+    uint32_t y_width, n;
+    const pot_matrix *m;
+} head_products;
+
+static void head_products_part(void *context, int thread, int threads) {
+    const head_products *p = context;
+    uint32_t begin, end;
+    pot_team_share(&begin, &end, p->a->config->n_heads, thread, threads);
+    for (uint32_t h = begin; h < end; h++) {
+        const pot_matrix *m = &p->m[h];
+        p->a->compute.kernels->matmul[m->format](p->y + (size_t)h * p->n * p->y_width, p->y_width, m, 0,
+                                                 pot_tiles(m->rows), p->a->head_acts.rows + (size_t)h * p->n, p->n);
+    }
 }
 
 /* One product per head: y[h][i] = m[h] x[h][i], all of them independent. */
@@ -269,13 +282,8 @@ static pot_status per_head(pot_attention *a, float *y, uint32_t y_width, const p
     pot_status s =
         pot_acts_fill(&a->head_acts, &a->compute, x, x_width, x_width, heads * n, pot_act_need(m->format), err);
     if (s != POT_OK) return s;
-    const bool worth = pot_worth_threads(&a->compute, (uint64_t)heads * n * m->rows * m->cols);
-#pragma omp parallel for schedule(static) num_threads(a->compute.threads) if (worth)
-    for (uint32_t h = 0; h < heads; h++) {
-        pot_fp_strict();
-        a->compute.kernels->matmul[m[h].format](y + (size_t)h * n * y_width, y_width, &m[h], 0, pot_tiles(m[h].rows),
-                                                a->head_acts.rows + (size_t)h * n, n);
-    }
+    head_products products = {a, y, y_width, n, m};
+    pot_team_run(a->compute.team, (uint64_t)heads * n * m->rows * m->cols, head_products_part, &products);
     return POT_OK;
 }
 
@@ -316,76 +324,80 @@ static void gather_keys(float *out, const pot_attention *a, const key_list *list
     }
 }
 
-/* Softmax-weighted latents of one row and one group of heads: values[lane][kv_lora], already divided by the sum. */
+/* Softmax-weighted latents of one row and one group of heads: values[head][kv_lora], already divided by the sum. */
 static void attend(const pot_attention *a, float *const *values, const float *query, const key_list *list,
-                   uint32_t lanes, uint8_t *scratch) {
+                   uint32_t heads, uint8_t *scratch) {
     const pot_config *c = a->config;
     const pot_kernels *k = a->compute.kernels;
     uint32_t latent = c->kv_lora;
     float scale = 1.0f / sqrtf((float)(c->nope_dim + c->rope_dim));
     float *keys = (float *)(void *)scratch;                  /* [KEY_BLOCK][key_width] */
-    float *scores = keys + (size_t)KEY_BLOCK * a->key_width; /* [LANES][KEY_BLOCK] */
-    float *weights = scores + LANES * KEY_BLOCK;             /* [LANES][KEY_BLOCK] */
-    float *block = weights + LANES * KEY_BLOCK;              /* [LANES][latent] */
-    float *dots = block + (size_t)LANES * latent;            /* [LANES] */
+    float *scores = keys + (size_t)KEY_BLOCK * a->key_width; /* [KEY_BLOCK][LANES] */
+    float *weights = scores + KEY_BLOCK * LANES;             /* [KEY_BLOCK][LANES] */
+    float *total = weights + KEY_BLOCK * LANES;              /* [latent][LANES] */
+    float *block = total + (size_t)latent * LANES;           /* [latent][LANES] */
     float top[LANES], sum[LANES];
     for (uint32_t begin = 0; begin < list->count; begin += KEY_BLOCK) {
         uint32_t n = list->count - begin < KEY_BLOCK ? list->count - begin : KEY_BLOCK;
+        float block_top[LANES], block_sum[LANES], old_part[LANES], block_part[LANES];
         gather_keys(keys, a, list, begin, n);
-        for (uint32_t t = 0; t < n; t++) {
-            memset(dots, 0, LANES * sizeof(float));
-            k->heads_dot(dots, query, LANES, keys + (size_t)t * a->key_width, a->key_width, LANES);
-            for (uint32_t h = 0; h < lanes; h++) scores[h * KEY_BLOCK + t] = dots[h] * scale;
+        k->attention_scores(scores, query, keys, a->key_width, n, a->key_width);
+        if (begin == 0) {
+            k->attention_softmax(weights, top, sum, scores, scale, n);
+            k->attention_values(total, weights, keys, a->key_width, n, latent);
+            continue;
         }
-        for (uint32_t h = 0; h < lanes; h++) {
-            const float *s = scores + h * KEY_BLOCK;
-            float *p = weights + h * KEY_BLOCK, *o = begin ? block + (size_t)h * latent : values[h];
-            float block_top = s[0], block_sum = 0;
-            for (uint32_t t = 1; t < n; t++) block_top = s[t] > block_top ? s[t] : block_top;
-            k->exp_minus(p, s, block_top, n);
-            memset(o, 0, latent * sizeof(float));
-            for (uint32_t t = 0; t < n; t++) {
-                block_sum += p[t];
-                k->axpy(o, p[t], keys + (size_t)t * a->key_width, latent);
-            }
-            if (begin == 0) {
-                top[h] = block_top;
-                sum[h] = block_sum;
-                continue;
-            }
-            float new_top = block_top > top[h] ? block_top : top[h];
-            float old_part = pot_expf(top[h] - new_top), block_part = pot_expf(block_top - new_top);
-            sum[h] = fmaf(block_sum, block_part, sum[h] * old_part);
-            for (uint32_t d = 0; d < latent; d++) values[h][d] = fmaf(o[d], block_part, values[h][d] * old_part);
+        k->attention_softmax(weights, block_top, block_sum, scores, scale, n);
+        k->attention_values(block, weights, keys, a->key_width, n, latent);
+        for (uint32_t h = 0; h < LANES; h++) {
+            float new_top = block_top[h] > top[h] ? block_top[h] : top[h];
+            old_part[h] = pot_expf(top[h] - new_top);
+            block_part[h] = pot_expf(block_top[h] - new_top);
+            sum[h] = fmaf(block_sum[h], block_part[h], sum[h] * old_part[h]);
             top[h] = new_top;
         }
+        k->attention_merge(total, block, old_part, block_part, latent);
     }
-    for (uint32_t h = 0; h < lanes; h++)
-        for (uint32_t d = 0; d < latent; d++) values[h][d] /= sum[h];
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t d = 0; d < latent; d++) values[h][d] = total[(size_t)d * LANES + h] / sum[h];
 }
 
-static void attend_tile(pot_attention *a, uint32_t layer, const pot_row *rows, uint32_t first, uint32_t n,
-                        const pot_selection *selection) {
+typedef struct attending {
+    pot_attention *a;
+    const pot_row *rows;
+    const pot_selection *selection;
+    uint32_t layer, first, n;
+    atomic_uint next; /* rows see different numbers of keys, so items are taken as threads come */
+} attending;
+
+static void attending_part(void *context, int thread, int threads) {
+    attending *t = context;
+    pot_attention *a = t->a;
     const pot_config *c = a->config;
-    uint32_t items = n * a->head_groups;
-    uint64_t keys = 0;
-    for (uint32_t i = 0; i < n; i++) keys += selection->count[first + i];
-    const bool worth = pot_worth_threads(&a->compute, keys * c->n_heads * (a->key_width + c->kv_lora));
-#pragma omp parallel for schedule(dynamic) num_threads(a->compute.threads) if (worth)
-    for (uint32_t item = 0; item < items; item++) {
-        pot_fp_strict();
-        uint32_t i = item / a->head_groups, group = item % a->head_groups, at = first + i;
-        uint32_t lanes = c->n_heads - group * LANES < LANES ? c->n_heads - group * LANES : LANES;
-        key_list list = {.sequence = rows[i].sequence,
-                         .layer = layer,
+    const pot_selection *selection = t->selection;
+    (void)threads;
+    for (uint32_t item; (item = atomic_fetch_add(&t->next, 1)) < t->n * a->head_groups;) {
+        uint32_t i = item / a->head_groups, group = item % a->head_groups, at = t->first + i;
+        uint32_t heads = c->n_heads - group * LANES < LANES ? c->n_heads - group * LANES : LANES;
+        key_list list = {.sequence = t->rows[i].sequence,
+                         .layer = t->layer,
                          .count = selection->count[at],
                          .positions =
                              selection->everything[at] ? NULL : selection->positions + (size_t)at * selection->stride};
         float *values[LANES];
-        for (uint32_t h = 0; h < lanes; h++) values[h] = a->values + ((size_t)(group * LANES + h) * n + i) * c->kv_lora;
-        attend(a, values, a->query + (size_t)item * a->key_width * LANES, &list, lanes,
-               a->scratch + (size_t)omp_get_thread_num() * a->scratch_bytes);
+        for (uint32_t h = 0; h < heads; h++)
+            values[h] = a->values + ((size_t)(group * LANES + h) * t->n + i) * c->kv_lora;
+        attend(a, values, a->query + (size_t)item * a->key_width * LANES, &list, heads,
+               a->scratch + (size_t)thread * a->scratch_bytes);
     }
+}
+
+static void attend_tile(pot_attention *a, uint32_t layer, const pot_row *rows, uint32_t first, uint32_t n,
+                        const pot_selection *selection) {
+    uint64_t keys = 0;
+    for (uint32_t i = 0; i < n; i++) keys += selection->count[first + i];
+    attending t = {.a = a, .rows = rows, .selection = selection, .layer = layer, .first = first, .n = n};
+    pot_team_run(a->compute.team, keys * a->config->n_heads * (a->key_width + a->config->kv_lora), attending_part, &t);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------ */
@@ -397,7 +409,8 @@ pot_status pot_attention_forward(pot_attention *a, float *x, const pot_layer_wei
     POT_ASSERT(n <= a->max_tile && first + n <= selection->capacity);
     rows += first;
     for (uint32_t i = 0; i < n; i++)
-        pot_rms_norm(a->h + (size_t)i * c->hidden, x + (size_t)i * c->hidden, w->input_norm, c->hidden, c->rms_eps);
+        a->compute.kernels->rms_norm(a->h + (size_t)i * c->hidden, x + (size_t)i * c->hidden, w->input_norm, c->hidden,
+                                     c->rms_eps);
     rope_angles(a, rows, n);
     pot_status s = project(a, w, layer, rows, n, err);
     if (s == POT_OK && c->layer_is_full[layer]) s = choose(a, w, layer, rows, first, n, selection, err);

@@ -33,13 +33,12 @@ pot_status pot_attention_forward(pot_attention *attention, float *x, const pot_l
                                  const pot_row *rows, uint32_t first, uint32_t n, pot_selection *selection,
                                  pot_err *err);
 
-/* indexer.c: fills the selection of one row from its index query q [index_dim][lanes] (heads are lanes) and weights
- * [index_heads], against the index keys 0..position of its sequence.  scores: [position + 1] of scratch. */
+/* indexer.c: fills the selection of one row from its index query q [index_heads][index_dim] and weights [index_heads], against the index keys 0..position of its sequence.  scores: [position + 1] of scratch. */
 typedef struct pot_index_query {
     const pot_config *config;
     const pot_compute *compute;
     const pot_sequence *sequence;
-    uint32_t layer, position, lanes;
+    uint32_t layer, position;
     const float *q, *weights;
 } pot_index_query;
 pot_status pot_index_select(uint32_t *positions, uint32_t *count, const pot_index_query *query, float *scores,

@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/float_mode.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
-#include "kernels/math.h"
 #include "proto/control.h"
 
 enum { CLOSE_US = 500000, SPIN_US = 50 /* docs/cluster.md, "Sleeping and waking" */ };
@@ -25,6 +25,7 @@ struct pot_cluster_parts {
     pot_worker *worker; /* worker 0, inline */
     pot_map *map;
     pot_compute compute;
+    pot_work_observer observer;
 };
 
 /* ---- from settings ---------------------------------------------------------------------------------------------------------- */
@@ -65,9 +66,10 @@ static pot_status check_times(const pot_settings *s, pot_err *err) {
 
 static pot_status choose_compute(pot_compute *out, const pot_settings *settings, int ranks_on_host, pot_err *err) {
     pot_fp_strict();
-    (void)pot_cpus_widen();
-    out->threads = pot_threads_choose((int)settings->threads, ranks_on_host);
-    return pot_kernels_pick(&out->kernels, settings->kernels, err);
+    if (!settings->keep_binding) (void)pot_cpus_widen();
+    pot_status s = pot_kernels_pick(&out->kernels, settings->kernels, err);
+    if (s != POT_OK) return s;
+    return pot_team_create(&out->team, pot_threads_choose((int)settings->threads, ranks_on_host), false, err);
 }
 
 /* Polling is for machines where every rank has a core of its own: elsewhere a rank that polls keeps another from computing. */
@@ -142,8 +144,11 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
     if (s == POT_OK) s = check_memory(c, err);
     if (s == POT_OK) s = pot_transport_mem_create(parts->mem, 2, err);
     if (s != POT_OK) return s;
-    pot_worker_options own = {
-        .transport = parts->mem[1], .coordinator = 0, .compute = parts->compute, .timeout_us = settings->timeout_us};
+    pot_worker_options own = {.transport = parts->mem[1],
+                              .coordinator = 0,
+                              .compute = parts->compute,
+                              .timeout_us = settings->timeout_us,
+                              .observer = parts->observer};
     s = pot_worker_create(&parts->worker, &own, err);
     if (s != POT_OK) return s;
     pot_peers_options peers = {.local = parts->mem[0],
@@ -194,7 +199,8 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
                                   .coordinator = 0,
                                   .compute = parts->compute,
                                   .model = settings->model,
-                                  .timeout_us = settings->timeout_us};
+                                  .timeout_us = settings->timeout_us,
+                                  .observer = parts->observer};
     s = pot_worker_create(&parts->worker, &options, err);
     return s == POT_OK ? pot_worker_serve(parts->worker, err) : s;
 }
@@ -202,10 +208,11 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
 /* ---- life ------------------------------------------------------------------------------------------------------------------------------ */
 
 static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_settings *settings, const char *directory,
-                        pot_err *err) {
+                        const pot_work_observer *observer, pot_err *err) {
     uint64_t begin = pot_now_us();
     pot_cluster c = {.launch = *launch};
     pot_status s = create_parts(&c, err);
+    if (s == POT_OK && observer) c.parts->observer = *observer;
     if (s == POT_OK) s = check_times(settings, err);
     if (s == POT_OK) s = choose_compute(&c.parts->compute, settings, launch->ranks_on_host, err);
     if (s == POT_OK) s = launch->rank == 0 ? coordinate(&c, settings, directory, err) : serve(&c, settings, err);
@@ -219,15 +226,20 @@ static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_se
 }
 
 pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *directory, pot_err *err) {
+    return pot_cluster_start_observed(out, settings, directory, NULL, err);
+}
+
+pot_status pot_cluster_start_observed(pot_cluster *out, const pot_settings *settings, const char *directory,
+                                      const pot_work_observer *observer, pot_err *err) {
     pot_launch launch;
     pot_launch_detect(&launch);
-    return start(out, &launch, settings, directory, err);
+    return start(out, &launch, settings, directory, observer, err);
 }
 
 pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *directory,
                                    pot_err *err) {
     pot_launch launch = {.rank = 0, .size = 1, .ranks_on_host = 1};
-    return start(out, &launch, settings, directory, err);
+    return start(out, &launch, settings, directory, NULL, err);
 }
 
 void pot_cluster_stop(pot_cluster *c) {
@@ -241,6 +253,7 @@ void pot_cluster_stop(pot_cluster *c) {
         pot_transport_close(c->parts->remote, CLOSE_US);
         pot_bootstrap_free(&c->parts->bootstrap);
         pot_map_free(c->parts->map);
+        pot_team_free(c->parts->compute.team);
         pot_free(c->parts);
     }
     pot_model_close(c->model);

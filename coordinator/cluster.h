@@ -20,6 +20,9 @@ typedef struct pot_cluster {
 /* Rank 0: becomes coordinator and worker 0; *out is ready for pot_engine_forward.  Other ranks: serve as workers until Leave and
  * return with out->engine NULL (the caller then exits with the returned status). */
 pot_status pot_cluster_start(pot_cluster *out, const pot_settings *settings, const char *model_directory, pot_err *err);
+/* The same, and `observer` sees what this rank's worker computes. */
+pot_status pot_cluster_start_observed(pot_cluster *out, const pot_settings *settings, const char *model_directory,
+                                      const pot_work_observer *observer, pot_err *err);
 /* The same in this process alone, whatever the launcher says: `eval --against reference` keeps a second engine beside the cluster. */
 pot_status pot_cluster_start_alone(pot_cluster *out, const pot_settings *settings, const char *model_directory,
                                    pot_err *err);

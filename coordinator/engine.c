@@ -19,8 +19,8 @@
 #include "coordinator/attention.h"
 #include "coordinator/router.h"
 #include "coordinator/weights.h"
+#include "common/float_mode.h"
 #include "kernels/linear.h"
-#include "kernels/math.h"
 
 struct pot_engine {
     const pot_model *model;
@@ -54,7 +54,7 @@ pot_status pot_engine_create(pot_engine **out, const pot_engine_options *o, pot_
     if (!e) return pot_fail(err, POT_NO_MEMORY, "no memory for the engine");
     *e = (pot_engine){.model = o->model, .config = c, .moe = o->moe, .compute = o->compute, .tile = o->prefill_tile};
     pot_fp_strict();
-    pot_status s = pot_weights_load(&e->weights, o->model, o->compute.threads, o->quiet, err);
+    pot_status s = pot_weights_load(&e->weights, o->model, pot_team_threads(o->compute.team), o->quiet, err);
     if (s == POT_OK) s = pot_attention_create(&e->attention, o->model, &o->compute, e->tile, err);
     if (s == POT_OK) s = pot_acts_create(&e->acts, e->tile, 2 * c->hidden, err);
     if (s == POT_OK) {
@@ -164,7 +164,7 @@ static pot_status layer_forward(pot_engine *e, uint32_t layer, const pot_row *ro
     e->stats.attention_us += attended - start;
 
     for (uint32_t i = 0; i < n; i++)
-        pot_rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->post_norm, c->hidden, c->rms_eps);
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->post_norm, c->hidden, c->rms_eps);
     for (uint32_t first = 0; sparse && first < n; first += e->tile) {
         pot_status s = route_tile(e, w, first, n - first < e->tile ? n - first : e->tile, err);
         if (s != POT_OK) return pot_at(err, "layer %u", layer);
@@ -230,7 +230,7 @@ static pot_status forward_rows(pot_engine *e, const pot_row *rows, uint32_t n, c
         if (s != POT_OK) return s;
     }
     for (uint32_t i = 0; i < n; i++)
-        pot_rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm, c->hidden,
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm, c->hidden,
                      c->rms_eps);
     e->stats.rows += n;
     return POT_OK;
@@ -291,8 +291,8 @@ static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hi
         for (uint32_t i = 0; i < tile; i++) {
             float *pair = e->pair + (size_t)i * 2 * c->hidden; /* the embedding's half comes first */
             pot_matrix_row(pair, &e->weights.embed, (uint32_t)rows[first + i].token);
-            pot_rms_norm(pair, pair, w->enorm, c->hidden, c->rms_eps);
-            pot_rms_norm(pair + c->hidden, hidden + (size_t)(first + i) * c->hidden, w->hnorm, c->hidden, c->rms_eps);
+            e->compute.kernels->rms_norm(pair, pair, w->enorm, c->hidden, c->rms_eps);
+            e->compute.kernels->rms_norm(pair + c->hidden, hidden + (size_t)(first + i) * c->hidden, w->hnorm, c->hidden, c->rms_eps);
         }
         s = pot_acts_fill(&e->acts, &e->compute, e->pair, 2 * c->hidden, 2 * c->hidden, tile,
                           pot_act_need(w->eh_proj.format), err);
@@ -302,7 +302,7 @@ static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hi
     if (s == POT_OK) s = layer_forward(e, c->n_layers, rows, n, probe, shown, err);
     if (s != POT_OK) return s;
     for (uint32_t i = 0; i < n; i++)
-        pot_rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->mtp_norm, c->hidden, c->rms_eps);
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->mtp_norm, c->hidden, c->rms_eps);
     return POT_OK;
 }
 

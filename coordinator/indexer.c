@@ -1,14 +1,14 @@
 /* The DSA indexer: I(s, t) = sum over heads of w_h * max(0, (q_h . k_t) * dim^-0.5) for every key t <= s, and the index_topk best
- * of them.  Heads are lanes of the dot products; the sum over heads is one fmaf chain per key, heads ascending. */
+ * of them.  Keys are lanes, turned so that a dimension of 16 keys lies together; the sum over heads is one fmaf chain per key,
+ * heads ascending. */
 #include <math.h>
-#include <omp.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "coordinator/attention.h"
 #include "kernels/convert.h"
-#include "kernels/math.h"
 
-enum { KEYS = 32, MAX_INDEX_DIM = 512, MAX_LANES = 256 };
+enum { LANES = 16, PART_KEYS = 128, MAX_INDEX_DIM = 512 };
 
 /* Larger score first, then smaller index: one integer order in which no two keys are equal. */
 static uint64_t order_key(float score, uint32_t index) {
@@ -51,48 +51,51 @@ void pot_top_positions(uint32_t *positions, uint32_t k, const float *scores, uin
     POT_ASSERT(found == k);
 }
 
+typedef struct scoring {
+    const pot_index_query *query;
+    float *scores;
+    uint32_t n; /* keys */
+    atomic_uint next;
+    atomic_bool finite;
+} scoring;
+
 /* Scores of keys [begin, end). */
 static bool score_keys(float *scores, const pot_index_query *q, uint32_t begin, uint32_t end) {
     const pot_config *c = q->config;
-    float keys[KEYS * MAX_INDEX_DIM], dots[MAX_LANES];
-    float scale = 1.0f / sqrtf((float)c->index_dim);
+    const uint32_t dims = c->index_dim;
+    float keys[LANES * MAX_INDEX_DIM], turned[LANES * MAX_INDEX_DIM], out[LANES];
+    const float scale = 1.0f / sqrtf((float)dims);
     bool finite = true;
-    for (uint32_t t = begin; t < end; t += KEYS) {
-        uint32_t n = end - t < KEYS ? end - t : KEYS;
+    for (uint32_t t = begin; t < end; t += LANES) {
+        uint32_t n = end - t < LANES ? end - t : LANES;
         pot_kv_index_read(keys, q->sequence, q->compute->kernels, q->layer, t, n);
-        for (uint32_t i = 0; i < n; i++) {
-            for (uint32_t h = 0; h < q->lanes; h++) dots[h] = 0;
-            q->compute->kernels->heads_dot(dots, q->q, q->lanes, keys + (size_t)i * c->index_dim, c->index_dim,
-                                           q->lanes);
-            float sum = 0;
-            for (uint32_t h = 0; h < c->index_heads; h++) {
-                float s = dots[h] * scale;
-                sum = fmaf(q->weights[h], s > 0 ? s : 0, sum);
-                if (!isfinite(s)) finite = false; /* the comparison above would hide a NaN */
-            }
-            if (!isfinite(sum)) finite = false;
-            scores[t + i] = sum;
-        }
+        if (n < LANES) memset(keys + (size_t)n * dims, 0, (LANES - n) * dims * sizeof *keys);
+        for (uint32_t d = 0; d < dims; d++)
+            for (uint32_t i = 0; i < LANES; i++) turned[d * LANES + i] = keys[i * dims + d];
+        finite &= q->compute->kernels->index_scores(out, q->q, q->weights, scale, turned, c->index_heads, dims);
+        memcpy(scores + t, out, n * sizeof *out);
     }
     return finite;
+}
+
+static void scoring_part(void *context, int thread, int threads) {
+    scoring *s = context;
+    (void)thread;
+    (void)threads;
+    for (uint32_t begin; (begin = atomic_fetch_add(&s->next, 1) * PART_KEYS) < s->n;) {
+        uint32_t end = s->n - begin < PART_KEYS ? s->n : begin + PART_KEYS;
+        if (!score_keys(s->scores, s->query, begin, end)) atomic_store(&s->finite, false);
+    }
 }
 
 pot_status pot_index_select(uint32_t *positions, uint32_t *count, const pot_index_query *q, float *scores,
                             uint64_t *order, pot_err *err) {
     const pot_config *c = q->config;
-    POT_ASSERT(c->index_dim <= MAX_INDEX_DIM && q->lanes <= MAX_LANES);
+    POT_ASSERT(c->index_dim <= MAX_INDEX_DIM);
     uint32_t n = q->position + 1;
-    uint32_t parts = (n + 4 * KEYS - 1) / (4 * KEYS);
-    atomic_bool finite = true;
-    const bool worth = pot_worth_threads(q->compute, (uint64_t)n * q->lanes * c->index_dim);
-#pragma omp parallel for schedule(static) num_threads(q->compute->threads) if (worth)
-    for (uint32_t part = 0; part < parts; part++) {
-        pot_fp_strict();
-        uint32_t begin = part * 4 * KEYS;
-        uint32_t end = begin + 4 * KEYS < n ? begin + 4 * KEYS : n;
-        if (!score_keys(scores, q, begin, end)) atomic_store(&finite, false);
-    }
-    if (!finite)
+    scoring s = {.query = q, .scores = scores, .n = n, .finite = true};
+    pot_team_run(q->compute->team, (uint64_t)n * c->index_heads * c->index_dim, scoring_part, &s);
+    if (!atomic_load(&s.finite))
         return pot_fail(err, POT_NUMERIC, "layer %u: an index score of position %u is not finite", q->layer,
                         q->position);
     *count = c->index_topk < n ? c->index_topk : n;

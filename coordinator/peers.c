@@ -489,6 +489,7 @@ pot_status pot_peers_receive(pot_peers *p, uint32_t *worker, pot_message **messa
     peer *w = &p->peers[*worker];
     w->stats.received_bytes += m->n_bytes;
     w->stats.compute_us += sum->record.compute_us;
+    w->stats.read_bytes += sum->record.vram_bytes + sum->record.ram_bytes + sum->record.disk_bytes;
     *message = m;
     return POT_OK;
 }

@@ -18,7 +18,8 @@
 typedef struct pot_peer_stats {
     char host[64], kernels[32];
     uint64_t rounds, sent_bytes, received_bytes, compute_us, held_bytes;
-    uint64_t dropped; /* replies that came too late to be of use */
+    uint64_t read_bytes; /* of weights, to compute */
+    uint64_t dropped;    /* replies that came too late to be of use */
 } pot_peer_stats;
 
 typedef struct pot_peers_options {

@@ -2,11 +2,10 @@
  * bytes that are promised and the bytes that are used cannot drift apart. */
 #include "coordinator/weights.h"
 
-#include <omp.h>
 #include <string.h>
 
 #include "common/progress.h"
-#include "kernels/math.h"
+#include "common/float_mode.h"
 
 enum { PACK_ROWS = 256 }; /* rows a thread packs at a time: a multiple of 128, so that FP8 blocks are not split */
 

@@ -3,23 +3,8 @@
 
 #include <stdio.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "kernels/tables.h"
-
-bool pot_kernels_generic_usable(void) { return true; }
-
-#if defined(__x86_64__)
-/* Here and not in kernels_avx2.c: this must run on any CPU.  The builtin also asks whether the OS keeps the
- * registers; compilers disagree on whether it knows "f16c". */
-bool pot_kernels_avx2_usable(void) {
-    unsigned eax, ebx, ecx, edx;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           (ecx & bit_F16C);
-}
-#endif
 
 static const struct {
     const pot_kernels *table;

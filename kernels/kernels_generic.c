@@ -176,7 +176,17 @@ POT_FORMAT_MAP(X)
 
 /* ---- rows ---- */
 
-static bool quantize(int8_t *codes, float *scales, const float *x, uint32_t blocks) {
+static int32_t block_sum(const int8_t *codes) {
+    int32_t sum = 0;
+    for (int k = 0; k < POT_BLOCK; k++) sum += codes[k];
+    return sum;
+}
+
+static void block_sums(int32_t *sums, const int8_t *codes, uint32_t blocks) {
+    for (uint32_t b = 0; b < blocks; b++) sums[b] = block_sum(codes + (size_t)b * POT_BLOCK);
+}
+
+static bool quantize(int8_t *codes, float *scales, int32_t *sums, const float *x, uint32_t blocks) {
     bool finite = true;
     for (uint32_t b = 0; b < blocks; b++, x += POT_BLOCK, codes += POT_BLOCK) {
         uint32_t largest = 0; /* magnitudes of floats are ordered as their bits are */
@@ -194,6 +204,7 @@ static bool quantize(int8_t *codes, float *scales, const float *x, uint32_t bloc
          * does. */
         for (int k = 0; k < POT_BLOCK; k++)
             codes[k] = (int8_t)(scales[b] == 0.0f ? 0.0f : (x[k] / scales[b] + 0x1.8p23f) - 0x1.8p23f);
+        sums[b] = block_sum(codes);
     }
     return finite;
 }
@@ -214,21 +225,104 @@ static bool grid_add(int64_t *acc, const float *v, float weight, uint32_t n, int
     return true;
 }
 
-static void heads_dot(float *out, const float *q, size_t stride, const float *k, uint32_t dims, uint32_t heads) {
-    for (uint32_t d = 0; d < dims; d++)
-        for (uint32_t h = 0; h < heads; h++) out[h] = fmaf(q[d * stride + h], k[d], out[h]);
-}
-
-static void axpy(float *y, float a, const float *x, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) y[i] = fmaf(a, x[i], y[i]);
-}
-
-static void exp_minus(float *y, const float *x, float max, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) y[i] = pot_expf(x[i] - max);
-}
-
 static void bf16_to_f32(float *y, const uint16_t *x, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) y[i] = pot_f32_from_bf16(x[i]);
+}
+
+/* ---- attention ---- */
+
+enum { LANES = 16 };
+
+static void attention_scores(float *out, const float *q, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
+    for (uint32_t t = 0; t < n; t++, out += LANES, keys += stride) {
+        float sum[LANES] = {0};
+        for (uint32_t d = 0; d < dims; d++)
+            for (int h = 0; h < LANES; h++) sum[h] = fmaf(q[(size_t)d * LANES + (size_t)h], keys[d], sum[h]);
+        memcpy(out, sum, sizeof sum);
+    }
+}
+
+static void attention_softmax(float *p, float *top, float *sum, const float *scores, float scale, uint32_t n) {
+    for (int h = 0; h < LANES; h++) {
+        top[h] = scores[h] * scale;
+        for (uint32_t t = 1; t < n; t++) {
+            float s = scores[(size_t)t * LANES + (size_t)h] * scale;
+            top[h] = s > top[h] ? s : top[h];
+        }
+        sum[h] = 0;
+        for (uint32_t t = 0; t < n; t++) {
+            size_t at = (size_t)t * LANES + (size_t)h;
+            p[at] = pot_expf(scores[at] * scale - top[h]);
+            sum[h] += p[at];
+        }
+    }
+}
+
+static void attention_values(float *out, const float *p, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
+    for (uint32_t d = 0; d < dims; d++, out += LANES) {
+        float sum[LANES] = {0};
+        for (uint32_t t = 0; t < n; t++)
+            for (int h = 0; h < LANES; h++) sum[h] = fmaf(p[(size_t)t * LANES + (size_t)h], keys[t * stride + d], sum[h]);
+        memcpy(out, sum, sizeof sum);
+    }
+}
+
+static void attention_merge(float *values, const float *block, const float *old_part, const float *block_part,
+                            uint32_t dims) {
+    for (uint32_t d = 0; d < dims; d++, values += LANES, block += LANES)
+        for (int h = 0; h < LANES; h++) values[h] = fmaf(block[h], block_part[h], values[h] * old_part[h]);
+}
+
+static bool index_scores(float *out, const float *q, const float *weights, float scale, const float *turned,
+                         uint32_t heads, uint32_t dims) {
+    bool finite = true;
+    float sum[LANES] = {0};
+    for (uint32_t h = 0; h < heads; h++, q += dims) {
+        float dot[LANES] = {0};
+        for (uint32_t d = 0; d < dims; d++)
+            for (int t = 0; t < LANES; t++) dot[t] = fmaf(q[d], turned[(size_t)d * LANES + (size_t)t], dot[t]);
+        for (int t = 0; t < LANES; t++) {
+            float s = dot[t] * scale;
+            if (!isfinite(s)) finite = false; /* the comparison below would hide a NaN */
+            sum[t] = fmaf(weights[h], s > 0 ? s : 0, sum[t]);
+        }
+    }
+    for (int t = 0; t < LANES; t++) finite &= isfinite(sum[t]) != 0;
+    memcpy(out, sum, sizeof sum);
+    return finite;
+}
+
+/* ---- for the benchmark ---- */
+
+static uint64_t peak_int8(uint64_t rounds) {
+    int32_t sum[QUAD_CODES] = {0};
+    int16_t w = 3;
+    for (uint64_t n = 0; n < rounds; n++) {
+        __asm__ volatile("" : "+r"(w));
+        for (int e = 0; e < QUAD_CODES; e++) sum[e] += w * (int16_t)e;
+    }
+    for (int e = 0; e < QUAD_CODES; e++) __asm__ volatile("" : "+r"(sum[e]));
+    return rounds * QUAD_CODES * 2;
+}
+
+static uint64_t peak_float(uint64_t rounds) {
+    float sum[POT_TILE_ROWS] = {0}, a = 0.5f;
+    for (uint64_t n = 0; n < rounds; n++) {
+        __asm__ volatile("" : "+m"(a));
+        for (int r = 0; r < POT_TILE_ROWS; r++) sum[r] = fmaf(sum[r], a, 0.25f);
+    }
+    for (int r = 0; r < POT_TILE_ROWS; r++) __asm__ volatile("" : "+m"(sum[r]));
+    return rounds * POT_TILE_ROWS * 2;
+}
+
+static uint32_t read_streams(const uint8_t *const stream[4], size_t bytes) {
+    uint64_t sum = 0, word;
+    for (size_t at = 0; at < bytes; at += sizeof word)
+        for (int s = 0; s < 4; s++) {
+            memcpy(&word, stream[s] + at, sizeof word);
+            sum += word;
+        }
+    return (uint32_t)(sum ^ sum >> 32);
 }
 
 const pot_kernels pot_kernels_generic = {
@@ -237,10 +331,17 @@ const pot_kernels pot_kernels_generic = {
     POT_FORMAT_MAP(X)
 #undef X
         .quantize = quantize,
+    .block_sums = block_sums,
     .swiglu = swiglu,
     .grid_add = grid_add,
-    .heads_dot = heads_dot,
-    .axpy = axpy,
-    .exp_minus = exp_minus,
     .bf16_to_f32 = bf16_to_f32,
+    .rms_norm = pot_rms_norm,
+    .attention_scores = attention_scores,
+    .attention_softmax = attention_softmax,
+    .attention_values = attention_values,
+    .attention_merge = attention_merge,
+    .index_scores = index_scores,
+    .peak_int8 = peak_int8,
+    .peak_float = peak_float,
+    .read_streams = read_streams,
 };

@@ -9,6 +9,14 @@
 
 #define POT_INLINE static inline __attribute__((always_inline))
 
+/* Before a loop whose count is a constant of the kernel: what its body makes of the counter (shifts, places in arrays of
+ * registers) must be constants too. */
+#if defined(__clang__)
+#define POT_UNROLL _Pragma("unroll")
+#else
+#define POT_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 /* Every format once: X(enum, name, codes, bits, scale, blocks of 32 that share a scale).  Feeds the traits
  * and every table. */
 #define POT_FORMAT_MAP(X)                           \

@@ -4,33 +4,41 @@
 #include "kernels/linear.h"
 
 #include <math.h>
-#include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "kernels/math.h"
 
 enum {
     CODES_BYTES = POT_BLOCK,
     SCALE_BYTES = sizeof(float),
+    SUM_BYTES = sizeof(int32_t),
     VALUES_BYTES = POT_BLOCK * sizeof(float),
-    BLOCK_BYTES = CODES_BYTES + SCALE_BYTES + VALUES_BYTES,
+    BLOCK_BYTES = CODES_BYTES + SCALE_BYTES + SUM_BYTES + VALUES_BYTES,
     ALIGN = 64,
     ELEMENT_PRODUCTS = 8 /* quantizing an element takes about as long as so many multiplications */
 };
 
+typedef struct product {
+    pot_matmul *matmul;
+    float *y;
+    size_t y_stride;
+    const pot_matrix *w;
+    const pot_act_row *x;
+    uint32_t n;
+} product;
+
+static void product_part(void *context, int thread, int threads) {
+    const product *p = context;
+    uint32_t begin, end;
+    pot_team_share(&begin, &end, pot_tiles(p->w->rows), thread, threads);
+    if (begin < end) p->matmul(p->y, p->y_stride, p->w, begin, end, p->x, p->n);
+}
+
 void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot_matrix *w, const pot_act_row *x,
                 uint32_t n) {
-    const uint32_t tiles = pot_tiles(w->rows);
-    pot_matmul *matmul = compute->kernels->matmul[w->format];
-    const bool worth = tiles > 1 && pot_worth_threads(compute, (uint64_t)w->rows * w->cols * n);
-#pragma omp parallel num_threads(compute->threads) if (worth)
-    {
-        pot_fp_strict();
-        uint64_t thread = (uint64_t)omp_get_thread_num(), threads = (uint64_t)omp_get_num_threads();
-        uint32_t begin = (uint32_t)(tiles * thread / threads), end = (uint32_t)(tiles * (thread + 1) / threads);
-        if (begin < end) matmul(y, y_stride, w, begin, end, x, n);
-    }
+    product p = {compute->kernels->matmul[w->format], y, y_stride, w, x, n};
+    pot_team_run(compute->team, (uint64_t)w->rows * w->cols * n, product_part, &p);
 }
 
 /* ---- activation rows ---- */
@@ -73,15 +81,17 @@ static bool fill_row(pot_act_row *row, uint8_t *memory, const pot_kernels *kerne
     if (need & POT_ACT_Q8) {
         int8_t *codes = (int8_t *)memory;
         float *scales = (float *)(void *)(memory + (size_t)blocks * CODES_BYTES);
+        int32_t *sums = (int32_t *)(void *)(scales + blocks);
         float last[POT_BLOCK] = {0};
-        finite = kernels->quantize(codes, scales, x, whole);
+        finite = kernels->quantize(codes, scales, sums, x, whole);
         if (tail != 0) {
             memcpy(last, x + (size_t)whole * POT_BLOCK, tail * sizeof *x);
-            finite &= kernels->quantize(codes + (size_t)whole * POT_BLOCK, scales + whole, last, 1);
+            finite &= kernels->quantize(codes + (size_t)whole * POT_BLOCK, scales + whole, sums + whole, last, 1);
         }
         row->codes = codes;
         row->scales = scales;
-        memory += (size_t)blocks * (CODES_BYTES + SCALE_BYTES);
+        row->sums = sums;
+        memory += (size_t)blocks * (CODES_BYTES + SCALE_BYTES + SUM_BYTES);
     }
     if (need & POT_ACT_F32) {
         float *values = (float *)(void *)memory;
@@ -93,22 +103,43 @@ static bool fill_row(pot_act_row *row, uint8_t *memory, const pot_kernels *kerne
     return finite;
 }
 
+typedef struct filling {
+    pot_acts *acts;
+    const pot_kernels *kernels;
+    const float *x;
+    size_t x_stride;
+    uint32_t cols, n;
+    unsigned need;
+    atomic_uint bad; /* the first row that is not finite, whatever the threads do */
+} filling;
+
+static void filling_part(void *context, int thread, int threads) {
+    filling *f = context;
+    const size_t stride = row_bytes(f->acts->max_blocks);
+    uint32_t begin, end;
+    pot_team_share(&begin, &end, f->n, thread, threads);
+    for (uint32_t i = begin; i < end; i++) {
+        if (fill_row(&f->acts->rows[i], f->acts->memory + i * stride, f->kernels, f->x + i * f->x_stride, f->cols, f->need))
+            continue;
+        unsigned before = atomic_load(&f->bad);
+        while (i < before && !atomic_compare_exchange_weak(&f->bad, &before, i)) {
+        }
+    }
+}
+
 pot_status pot_acts_fill(pot_acts *acts, const pot_compute *compute, const float *x, size_t x_stride, uint32_t cols,
                          uint32_t n, unsigned need, pot_err *err) {
     POT_ASSERT(n <= acts->capacity && pot_blocks(cols) <= acts->max_blocks);
-    const size_t stride = row_bytes(acts->max_blocks);
-    uint32_t bad = UINT32_MAX; /* the first row that is not finite, whatever the threads do */
-    const bool worth = n > 1 && pot_worth_threads(compute, (uint64_t)n * cols * ELEMENT_PRODUCTS);
-#pragma omp parallel num_threads(compute->threads) if (worth)
-    {
-        pot_fp_strict();
-#pragma omp for schedule(static) reduction(min : bad)
-        for (uint32_t i = 0; i < n; i++) {
-            bool finite =
-                fill_row(&acts->rows[i], acts->memory + i * stride, compute->kernels, x + i * x_stride, cols, need);
-            if (!finite && i < bad) bad = i;
-        }
-    }
+    filling f = {.acts = acts,
+                 .kernels = compute->kernels,
+                 .x = x,
+                 .x_stride = x_stride,
+                 .cols = cols,
+                 .n = n,
+                 .need = need,
+                 .bad = UINT32_MAX};
+    pot_team_run(compute->team, n == 1 ? 0 : (uint64_t)n * cols * ELEMENT_PRODUCTS, filling_part, &f);
+    const uint32_t bad = atomic_load(&f.bad);
     if (bad == UINT32_MAX) return POT_OK;
     return pot_fail(err, POT_NUMERIC, "an activation in row %u of %u is not finite", bad, n);
 }

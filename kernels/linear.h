@@ -10,7 +10,7 @@ void pot_linear(const pot_compute *compute, float *y, size_t y_stride, const pot
                 uint32_t n);
 
 /* Room for n activation rows of `cols` columns in every form a format may ask for; one owner, reused for every product.
- * Also the wire's row layout: [codes blocks*32][scales blocks*4] and/or [values blocks*128]. */
+ * A row lies as [codes blocks*32][scales blocks*4][sums blocks*4] and/or [values blocks*128]. */
 typedef struct pot_acts {
     pot_act_row *rows; /* [capacity] */
     uint8_t *memory;

@@ -8,9 +8,6 @@
 
 #include <math.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 #include "kernels/convert.h"
 
@@ -24,21 +21,6 @@ static uint64_t double_bits(double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-void pot_fp_strict(void) {
-#if defined(__x86_64__)
-    enum { FLUSH_TO_ZERO = 0x8000, ROUNDING = 0x6000, DENORMALS_ARE_ZERO = 0x40 };
-    _mm_setcsr(_mm_getcsr() & ~(unsigned)(FLUSH_TO_ZERO | ROUNDING | DENORMALS_ARE_ZERO));
-#elif defined(__aarch64__)
-    uint64_t control;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
-    /* FZ, RMode, FZ16, and of newer cores AH and FIZ */
-    control &= ~((uint64_t)1 << 24 | (uint64_t)3 << 22 | (uint64_t)1 << 19 | (uint64_t)3);
-    __asm__ volatile("msr fpcr, %0" : : "r"(control));
-#else
-#error "potluck needs to know how this CPU turns flush-to-zero off"
-#endif
 }
 
 float pot_expf(float x) {
@@ -144,7 +126,7 @@ void pot_rope_frequencies(float *out, double theta, uint32_t d) {
 
 enum { LANES = 16 };
 
-static float combine(float lane[LANES]) {
+float pot_combine(float lane[LANES]) {
     for (int step = LANES / 2; step > 0; step /= 2)
         for (int i = 0; i < step; i++) lane[i] += lane[i + step];
     return lane[0];
@@ -157,7 +139,7 @@ static float sum_of_squares(const float *x, uint32_t n, float shift) {
         float d = x[i] - shift;
         lane[i % LANES] = fmaf(d, d, lane[i % LANES]);
     }
-    return combine(lane);
+    return pot_combine(lane);
 }
 
 void pot_rms_norm(float *y, const float *x, const float *weight, uint32_t n, float eps) {
@@ -168,7 +150,7 @@ void pot_rms_norm(float *y, const float *x, const float *weight, uint32_t n, flo
 void pot_layer_norm(float *y, const float *x, const float *weight, const float *bias, uint32_t n, float eps) {
     float lane[LANES] = {0};
     for (uint32_t i = 0; i < n; i++) lane[i % LANES] += x[i];
-    float mean = combine(lane) / (float)n;
+    float mean = pot_combine(lane) / (float)n;
     float scale = 1.0f / sqrtf(sum_of_squares(x, n, mean) / (float)n + eps);
     for (uint32_t i = 0; i < n; i++) y[i] = fmaf((x[i] - mean) * scale, weight[i], bias[i]);
 }

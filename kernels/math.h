@@ -5,9 +5,6 @@
 
 #include <stdint.h>
 
-/* Turns FTZ and DAZ off and rounding to nearest in this thread.  First line of every thread and parallel region. */
-void pot_fp_strict(void);
-
 float pot_expf(float x);                                  /* clamped to [-87.33654, 88.37626]; error under 1 ulp */
 float pot_swiglu(float g, float u);                       /* (g / (1 + exp(-g))) * u */
 float pot_sigmoid(float x);                               /* 1 / (1 + exp(-x)) */
@@ -19,6 +16,7 @@ void pot_rope_frequencies(float *out, double theta, uint32_t d);
 
 /* Row norms: element i goes into accumulator i mod 16 (one fmaf), the sixteen are combined 8-4-2-1.
  * y may be x.  y = (x * (1 / sqrt(mean(x^2) + eps))) * weight; LayerNorm with population variance. */
+float pot_combine(float lane[16]); /* spoils lane */
 void pot_rms_norm(float *y, const float *x, const float *weight, uint32_t n, float eps);
 void pot_layer_norm(float *y, const float *x, const float *weight, const float *bias, uint32_t n, float eps);
 

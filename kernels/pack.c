@@ -21,15 +21,16 @@ typedef struct packer {
     const pot_format_traits *traits;
     uint32_t col_begin, col_end;
     uint32_t width;       /* columns, padded to whole blocks */
+    uint32_t code_bytes;  /* that a code takes until it is packed */
+    size_t stride;        /* of `codes`: a line more than a row, or 16 rows would meet in few sets of the cache */
     uint32_t group_width; /* source columns that share a scale; all of them where a row has one scale or none */
     uint32_t first_group, groups;
     uint32_t fp8_block; /* the block of 128 rows that fp8_scales is for; UINT32_MAX = none */
     /* one allocation */
     float *values;     /* [a whole group] */
     float *fp8_scales; /* [groups] */
-    uint32_t *codes;   /* [16][width] */
     uint32_t *scales;  /* [16][groups] */
-    uint8_t *raw;      /* [a whole group] */
+    uint8_t *codes;    /* [16][stride] */
 } packer;
 
 static uint32_t zero_code(const pot_format_traits *traits, pot_format format) {
@@ -74,14 +75,14 @@ static bool encode_scale(uint32_t *bits, const packer *p, float scale) {
     return true;
 }
 
-static pot_status copy_codes(packer *p, uint32_t *codes, uint32_t row, span s, pot_err *err) {
-    pot_source_codes(p->raw, p->source, row, s.from, s.to - s.from);
-    for (uint32_t k = 0; k < s.to - s.from; k++) {
-        codes[s.from - p->col_begin + k] = p->raw[k];
-        if (p->format == POT_FORMAT_FP8 && (p->raw[k] & 0x7f) == 0x7f)
+static pot_status copy_codes(packer *p, uint8_t *codes, uint32_t row, span s, pot_err *err) {
+    const uint32_t n = s.to - s.from;
+    codes += s.from - p->col_begin;
+    pot_source_codes(codes, p->source, row, s.from, n);
+    for (uint32_t k = 0; p->format == POT_FORMAT_FP8 && k < n; k++)
+        if ((codes[k] & 0x7f) == 0x7f)
             return pot_fail(err, POT_NUMERIC, "%s: row %u, column %u is not a number, need a finite one",
                             p->source->name, row, s.from + k);
-    }
     return POT_OK;
 }
 
@@ -93,7 +94,7 @@ static float largest(const float *values, uint32_t n) {
 
 /* Symmetric: scale = amax / top, codes to nearest (ties to even) within [-top-1, top]; a group of zeros has
  * scale 1.  A scale that is stored as f16 is rounded first, and the codes are for what is stored. */
-static pot_status quantize_integers(packer *p, uint32_t *codes, uint32_t *scale_bits, uint32_t row, span s,
+static pot_status quantize_integers(packer *p, uint8_t *codes, uint32_t *scale_bits, uint32_t row, span s,
                                     pot_err *err) {
     const int bits = p->traits->bits, top = (1 << (bits - 1)) - 1;
     float scale = largest(p->values, s.end - s.begin) / (float)top;
@@ -111,14 +112,14 @@ static pot_status quantize_integers(packer *p, uint32_t *codes, uint32_t *scale_
     for (uint32_t k = s.from; k < s.to; k++) {
         float q = rintf(p->values[k - s.begin] / scale);
         q = q > (float)top ? (float)top : q < (float)(-top - 1) ? (float)(-top - 1) : q;
-        codes[k - p->col_begin] = (uint32_t)((int)q + bias) & ((1u << bits) - 1u);
+        codes[k - p->col_begin] = (uint8_t)((uint32_t)((int)q + bias) & ((1u << bits) - 1u));
     }
     return POT_OK;
 }
 
 /* Quark's rule: the shared exponent is that of amax less 2, one more where amax would round beyond 6 (amax
  * >= 7 units); then to nearest on the grid 0 .5 1 1.5 2 3 4 6, ties to the even code, and no negative zero. */
-static void quantize_mxfp4(packer *p, uint32_t *codes, uint32_t *scale_bits, span s) {
+static void quantize_mxfp4(packer *p, uint8_t *codes, uint32_t *scale_bits, span s) {
     uint32_t exponent = (pot_f32_bits(largest(p->values, s.end - s.begin)) + 0x00200000u) >> 23;
     *scale_bits = exponent < 2 ? 0 : exponent - 2;
     const double unit = ldexp(1.0, (int)*scale_bits - 127);
@@ -126,7 +127,7 @@ static void quantize_mxfp4(packer *p, uint32_t *codes, uint32_t *scale_bits, spa
         double value = (double)p->values[k - s.begin] / unit, a = fabs(value);
         uint32_t code =
             (uint32_t)((a > 0.25) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0));
-        codes[k - p->col_begin] = code | (value < 0.0 && code != 0 ? 8u : 0u);
+        codes[k - p->col_begin] = (uint8_t)(code | (value < 0.0 && code != 0 ? 8u : 0u));
     }
 }
 
@@ -149,7 +150,7 @@ static pot_status fp8_block_scales(packer *p, uint32_t row, pot_err *err) {
     return POT_OK;
 }
 
-static pot_status pack_group(packer *p, uint32_t *codes, uint32_t *scale_bits, uint32_t row, uint32_t g, pot_err *err) {
+static pot_status pack_group(packer *p, uint8_t *codes, uint32_t *scale_bits, uint32_t row, uint32_t g, pot_err *err) {
     span s = group_span(p, p->first_group + g);
     if (same_groups(p)) {
         float scale = pot_source_scale(p->source, row, p->first_group + g);
@@ -174,12 +175,16 @@ static pot_status pack_group(packer *p, uint32_t *codes, uint32_t *scale_bits, u
     return status;
 }
 
-static pot_status pack_floats(packer *p, uint32_t *codes, uint32_t row, pot_err *err) {
+static pot_status pack_floats(packer *p, uint8_t *codes, uint32_t row, pot_err *err) {
     pot_status status = pot_stored_row(p->values, p->source, row, p->col_begin, p->col_end, err);
     if (status != POT_OK) return status;
     for (uint32_t k = 0; k < p->col_end - p->col_begin; k++) {
-        codes[k] = p->format == POT_FORMAT_F32 ? pot_f32_bits(p->values[k]) : pot_bf16_from_f32(p->values[k]);
-        if (p->format == POT_FORMAT_BF16 && (codes[k] & 0x7fffu) == 0x7f80u)
+        const uint16_t half = pot_bf16_from_f32(p->values[k]);
+        if (p->format == POT_FORMAT_F32)
+            memcpy(codes + (size_t)4 * k, &p->values[k], 4);
+        else
+            memcpy(codes + (size_t)2 * k, &half, 2);
+        if (p->format == POT_FORMAT_BF16 && (half & 0x7fffu) == 0x7f80u)
             return pot_fail(err, POT_NUMERIC, "%s: row %u, column %u is %g, too large for bf16", p->source->name, row,
                             p->col_begin + k, (double)p->values[k]);
     }
@@ -188,22 +193,30 @@ static pot_status pack_floats(packer *p, uint32_t *codes, uint32_t row, pot_err 
 
 /* ---- the stream ---- */
 
-/* 32 columns of 16 rows as lines: quads of four columns of a row lie together, 8/bits quads share a byte's
- * bits. */
-static void write_codes(uint8_t *lines, const uint32_t *codes, uint32_t width, unsigned bits) {
-    for (uint32_t r = 0; r < POT_TILE_ROWS; r++) {
-        const uint32_t *row = codes + (size_t)r * width;
-        for (uint32_t k = 0; k < POT_BLOCK; k++) {
-            if (bits == 32) {
-                memcpy(lines + k * POT_LINE_BYTES + r * 4, &row[k], 4);
-            } else if (bits == 16) {
-                uint16_t half = (uint16_t)row[k];
-                memcpy(lines + k / 2 * POT_LINE_BYTES + r * 4 + k % 2 * 2, &half, 2);
-            } else {
-                uint32_t per_byte = 8 / bits, quad = k / 4;
-                lines[quad / per_byte * POT_LINE_BYTES + r * 4 + k % 4] |= (uint8_t)(row[k] << quad % per_byte * bits);
+/* 32 columns of 16 rows as lines.  A row's part of a line is four bytes: that many columns of 8 bits, fewer of more bits; of fewer bits
+ * 8 / bits such quads of columns, each in bits of its own. */
+POT_INLINE void write_lines(uint8_t *lines, const uint8_t *codes, size_t stride, const uint32_t bits) {
+    const uint32_t quads = bits < 8 ? 8 / bits : 1, n_lines = POT_BLOCK * bits / 32;
+    for (uint32_t r = 0; r < POT_TILE_ROWS; r++, codes += stride, lines += 4)
+        for (uint32_t line = 0; line < n_lines; line++) {
+            uint32_t word = 0;
+            for (uint32_t q = 0; q < quads; q++) {
+                uint32_t quad;
+                memcpy(&quad, codes + (size_t)4 * (line * quads + q), 4);
+                word |= quad << q * bits;
             }
+            memcpy(lines + (size_t)line * POT_LINE_BYTES, &word, 4);
         }
+}
+
+/* Constant bits, because loading a model is made of this. */
+static void write_codes(uint8_t *lines, const uint8_t *codes, size_t stride, unsigned bits) {
+    switch (bits) {
+    case 2: write_lines(lines, codes, stride, 2); break;
+    case 4: write_lines(lines, codes, stride, 4); break;
+    case 8: write_lines(lines, codes, stride, 8); break;
+    case 16: write_lines(lines, codes, stride, 16); break;
+    default: write_lines(lines, codes, stride, 32); break;
     }
 }
 
@@ -231,15 +244,16 @@ static void write_tile(uint8_t *tile, const packer *p) {
         size_t at;
         if (per_group != 0 && pot_walk_group(&walk, &at, traits->scale, per_group))
             write_scales(tile + at, p, walk.group - 1);
-        write_codes(tile + pot_walk_lines(&walk, traits->bits), p->codes + k, p->width, traits->bits);
+        write_codes(tile + pot_walk_lines(&walk, traits->bits), p->codes + (size_t)k * p->code_bytes, p->stride,
+                    traits->bits);
     }
 }
 
 static pot_status pack_tile(uint8_t *tile, packer *p, uint32_t row_begin, uint32_t row_end, pot_err *err) {
-    for (size_t i = 0; i < (size_t)POT_TILE_ROWS * p->width; i++) p->codes[i] = zero_code(p->traits, p->format);
+    memset(p->codes, (int)zero_code(p->traits, p->format), POT_TILE_ROWS * p->stride);
     memset(p->scales, 0, (size_t)POT_TILE_ROWS * p->groups * sizeof *p->scales);
     for (uint32_t row = row_begin; row < row_end; row++) {
-        uint32_t *codes = p->codes + (size_t)(row - row_begin) * p->width;
+        uint8_t *codes = p->codes + (row - row_begin) * p->stride;
         uint32_t *scales = p->scales + (size_t)(row - row_begin) * p->groups;
         pot_status status = POT_OK;
         if (p->traits->scale == POT_SCALE_NONE) status = pack_floats(p, codes, row, err);
@@ -276,15 +290,16 @@ pot_status pot_pack(uint8_t *out, size_t tile_stride, pot_format format, const p
     p.first_group = col_begin / p.group_width;
     if (p.traits->scale != POT_SCALE_NONE) p.groups = (col_end - 1) / p.group_width + 1 - p.first_group;
 
-    size_t values = p.group_width < source->cols ? p.group_width : source->cols, raw = (values + 3) / 4;
-    size_t codes = (size_t)POT_TILE_ROWS * p.width, scales = (size_t)POT_TILE_ROWS * p.groups;
-    uint32_t *memory = pot_alloc_array(values + p.groups + codes + scales + raw, sizeof *memory), *rest = memory;
+    p.code_bytes = p.traits->bits < 8 ? 1 : p.traits->bits / 8;
+    p.stride = (size_t)p.width * p.code_bytes + POT_LINE_BYTES;
+    size_t values = p.group_width < source->cols ? p.group_width : source->cols;
+    size_t codes = POT_TILE_ROWS * p.stride / 4, scales = (size_t)POT_TILE_ROWS * p.groups;
+    uint32_t *memory = pot_alloc_array(values + p.groups + codes + scales, sizeof *memory), *rest = memory;
     if (memory == NULL) return pot_fail(err, POT_NO_MEMORY, "no memory to pack %s", source->name);
     p.values = take(&rest, values);
     p.fp8_scales = take(&rest, p.groups);
-    p.codes = take(&rest, codes);
     p.scales = take(&rest, scales);
-    p.raw = take(&rest, raw);
+    p.codes = take(&rest, codes);
 
     pot_status status = POT_OK;
     for (uint32_t row = row_begin; status == POT_OK && row < row_end; row += POT_TILE_ROWS, out += tile_stride)

@@ -56,19 +56,24 @@ static const uint8_t *row_codes(const pot_stored *source, uint32_t row) {
     return (const uint8_t *)source->codes + row * source->row_stride;
 }
 
+/* Inlined for constant bits: loading a model is made of this. */
+static inline void split_codes(uint8_t *out, const uint8_t *codes, uint32_t col_begin, uint32_t n,
+                               const uint32_t bits) {
+    const uint32_t per_byte = 8 / bits, mask = (1u << bits) - 1u;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t k = col_begin + i;
+        out[i] = (uint8_t)(codes[k / per_byte] >> k % per_byte * bits & mask);
+    }
+}
+
 void pot_source_codes(uint8_t *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t n) {
     const uint8_t *codes = row_codes(source, row);
-    const uint32_t bits = source->kind == POT_STORED_INT2                                       ? 2
-                          : source->kind == POT_STORED_INT4 || source->kind == POT_STORED_MXFP4 ? 4
-                                                                                                : 8;
-    const uint32_t per_byte = 8 / bits, mask = (1u << bits) - 1u;
-    if (bits == 8)
-        memcpy(out, codes + col_begin, n);
-    else
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t k = col_begin + i;
-            out[i] = (uint8_t)(codes[k / per_byte] >> k % per_byte * bits & mask);
-        }
+    switch (source->kind) {
+    case POT_STORED_INT2: split_codes(out, codes, col_begin, n, 2); break;
+    case POT_STORED_INT4:
+    case POT_STORED_MXFP4: split_codes(out, codes, col_begin, n, 4); break;
+    default: memcpy(out, codes + col_begin, n);
+    }
 }
 
 static void float_row(float *out, const pot_stored *source, uint32_t row, uint32_t col_begin, uint32_t n) {

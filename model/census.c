@@ -36,12 +36,18 @@ static uint64_t ffn_bytes(const pot_model *m, pot_role role, uint32_t layer) {
     return down ? expert_bytes(shape) - 2 * one : one;
 }
 
+uint64_t pot_model_layer_bytes(const pot_model *m, uint32_t layer) {
+    uint64_t bytes = 0;
+    for (int role = POT_ROLE_INPUT_NORM; role < POT_ROLE_COUNT; role++)
+        if (!pot_role_is_ffn((pot_role)role) && pot_role_exists(&m->config, (pot_role)role, layer))
+            bytes += dense_bytes(m, (pot_role)role, layer);
+    return bytes;
+}
+
 uint64_t pot_model_coordinator_bytes(const pot_model *m) {
     uint64_t bytes = 0;
-    for (uint32_t layer = 0; layer < pot_model_layers(m); layer++)
-        for (int role = 0; role < POT_ROLE_COUNT; role++)
-            if (!pot_role_is_ffn((pot_role)role) && pot_role_exists(&m->config, (pot_role)role, layer))
-                bytes += dense_bytes(m, (pot_role)role, layer);
+    for (int role = 0; role < POT_ROLE_INPUT_NORM; role++) bytes += dense_bytes(m, (pot_role)role, 0);
+    for (uint32_t layer = 0; layer < pot_model_layers(m); layer++) bytes += pot_model_layer_bytes(m, layer);
     return bytes;
 }
 
@@ -89,14 +95,20 @@ static pot_census_row *find_row(pot_census_row *rows, uint32_t *n, uint32_t max,
     return &rows[(*n)++];
 }
 
+/* A random model stores nothing. */
+static uint64_t stored_bytes(const pot_source *source) {
+    if (!source->tensors[0]) return 0;
+    bool fused = source->tensors[0]->rank == 3;
+    uint64_t bytes = fused ? source->stored.rows * source->stored.row_stride : source->tensors[0]->bytes;
+    return bytes + (source->tensors[1] ? source->tensors[1]->bytes : 0);
+}
+
 static void add_source(pot_census_row *row, const pot_model *m, pot_role role, uint32_t layer,
                        const pot_source *source) {
     const pot_stored *stored = &source->stored;
-    bool fused = source->tensors[0]->rank == 3;
     row->tensors++;
     row->parameters += (uint64_t)stored->rows * (stored->cols ? stored->cols : 1);
-    row->stored_bytes += fused ? stored->rows * stored->row_stride : source->tensors[0]->bytes;
-    if (source->tensors[1]) row->stored_bytes += source->tensors[1]->bytes;
+    row->stored_bytes += stored_bytes(source);
     row->packed_bytes += pot_role_is_ffn(role) ? ffn_bytes(m, role, layer) : dense_bytes(m, role, layer);
 }
 

@@ -10,8 +10,10 @@ const pot_format_policy pot_format_policy_default = {.dense = POT_FORMAT_Q8_G32,
 
 static bool is_float(const pot_stored *stored) { return stored->kind <= POT_STORED_F16; }
 
-static pot_format wanted_format(const pot_stored *stored, const pot_format_policy *policy) {
+static pot_format wanted_format(const pot_model *m, const pot_stored *stored) {
+    const pot_format_policy *policy = &m->policy;
     if (policy->reference) return POT_FORMAT_F32;
+    if (m->synthetic) return pot_synthetic_format(m->synthetic);
     if (policy->experts != POT_FORMAT_NONE && is_float(stored)) return policy->experts;
     return pot_stored_natural_format(stored);
 }
@@ -29,7 +31,7 @@ static pot_status add_format(pot_format *format, const pot_model *m, pot_role ro
                              pot_err *err) {
     pot_source source;
     pot_status s = pot_source_find(&source, m, role, layer, expert, err);
-    if (s == POT_OK) *format = join(*format, wanted_format(&source.stored, &m->policy));
+    if (s == POT_OK) *format = join(*format, wanted_format(m, &source.stored));
     return s;
 }
 
@@ -127,7 +129,7 @@ static void hash_layer(pot_hasher *h, const pot_model *m, uint32_t layer) {
 }
 
 pot_status pot_model_make_fingerprint(pot_model *m, pot_err *err) {
-    const pot_hash tensors = pot_shards_hash(m->shards);
+    const pot_hash tensors = m->synthetic ? pot_synthetic_hash(m->synthetic) : pot_shards_hash(m->shards);
     pot_hasher *h = tensors.low || tensors.high ? pot_hasher_create() : NULL;
     if (!h) return pot_fail(err, POT_NO_MEMORY, "%s: no memory for a fingerprint", m->directory);
     hash_config(h, &m->config);

@@ -4,6 +4,12 @@
 #include "common/mem.h"
 #include "model/model_internal.h"
 
+static pot_status open_files(pot_model *m, pot_err *err) {
+    pot_status s = pot_config_read(&m->config, m->directory, err);
+    if (s == POT_OK) s = pot_shards_open(&m->shards, m->directory, err);
+    return s == POT_OK ? pot_model_take_inventory(m, err) : s;
+}
+
 pot_status pot_model_open(pot_model **out, const char *directory, const pot_format_policy *policy, pot_err *err) {
     pot_model *m = pot_alloc(sizeof *m);
     if (!m || !(m->directory = pot_strdup(directory))) {
@@ -13,9 +19,7 @@ pot_status pot_model_open(pot_model **out, const char *directory, const pot_form
     m->policy = *policy;
     if (m->policy.dense == POT_FORMAT_NONE) m->policy.dense = pot_format_policy_default.dense;
     if (m->policy.head == POT_FORMAT_NONE) m->policy.head = pot_format_policy_default.head;
-    pot_status s = pot_config_read(&m->config, directory, err);
-    if (s == POT_OK) s = pot_shards_open(&m->shards, directory, err);
-    if (s == POT_OK) s = pot_model_take_inventory(m, err);
+    pot_status s = pot_synthetic_is(directory) ? pot_synthetic_open(m, err) : open_files(m, err);
     if (s == POT_OK) s = pot_model_choose_formats(m, err);
     if (s == POT_OK) s = pot_model_make_fingerprint(m, err);
     if (s != POT_OK) {
@@ -29,6 +33,7 @@ pot_status pot_model_open(pot_model **out, const char *directory, const pot_form
 void pot_model_close(pot_model *m) {
     if (!m) return;
     pot_shards_close(m->shards);
+    pot_synthetic_close(m->synthetic);
     pot_free(m->layers);
     pot_free(m->shapes);
     pot_free(m->directory);

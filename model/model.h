@@ -1,4 +1,4 @@
-/* A model on disk: config, tensors by role, the formats that they are computed in, and its fingerprint.
+/* A model on disk (or a random one, in its place): config, tensors by role, the formats that they are computed in, and its fingerprint.
  *
  * The loader counts in both directions: each expected tensor found once, each found tensor known; otherwise it refuses
  * and lists what is missing and unknown, up to a limit, with what would mend it.  Source layouts: per-expert and fused
@@ -71,6 +71,9 @@ extern const pot_format_policy pot_format_policy_default;
 
 enum { POT_GRID_BITS = 24 };
 
+/* "random:PRESET[,layers=N][,seed=N]" in place of a directory is a model of random weights, with experts in the format that the
+ * policy wants (mxfp4 when it wants none): "random:glm-5.2" has that model's dimensions but for vocabulary and number of
+ * layers, all of them sparse; "random:tiny" is for tests. */
 typedef struct pot_model pot_model;
 pot_status pot_model_open(pot_model **out, const char *directory, const pot_format_policy *policy, pot_err *err);
 void pot_model_close(pot_model *model);
@@ -113,6 +116,7 @@ uint32_t pot_model_census(pot_census_row *out, uint32_t max, const pot_model *mo
 
 /* Bytes to hold: the coordinator's own weights (all but experts), and the chunks that `worker` owns under `map`. */
 uint64_t pot_model_coordinator_bytes(const pot_model *model);
+uint64_t pot_model_layer_bytes(const pot_model *model, uint32_t layer); /* the coordinator's of one layer */
 uint64_t pot_model_worker_bytes(const pot_model *model, const pot_map *map, uint32_t worker);
 /* LIMIT with both numbers when `needed` exceeds what the machine (RAM, cgroup) leaves. */
 pot_status pot_model_check_memory(uint64_t needed_bytes, const char *what, pot_err *err);

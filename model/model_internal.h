@@ -5,6 +5,7 @@
  *   inventory.c  the count in both directions
  *   formats.c    what they are packed to, chunks, fingerprint
  *   census.c     bytes and reports
+ *   synthetic.c  random weights in place of files
  */
 #ifndef POT_MODEL_INTERNAL_H
 #define POT_MODEL_INTERNAL_H
@@ -16,11 +17,14 @@ typedef struct pot_layer_formats {
     pot_ffn_shape routed, common; /* n_chunks 0 = there is none */
 } pot_layer_formats;
 
+typedef struct pot_synthetic pot_synthetic;
+
 struct pot_model {
     char *directory;
     pot_config config;
     pot_format_policy policy;
-    pot_shards *shards;
+    pot_shards *shards;       /* NULL in a random model */
+    pot_synthetic *synthetic; /* NULL in any other */
     uint32_t ignored_tensors; /* known, but of no use to this config */
     uint64_t ignored_bytes;
     pot_layer_formats *layers; /* [n_layers + n_mtp] */
@@ -44,7 +48,8 @@ bool pot_name_in_layer(const char *name, uint32_t *layer, const char **rest);
 
 /* ---- sources.c ---- */
 
-/* A matrix or vector as found (a vector: rows = n, cols = 0), and the tensors that hold it (tensors[1]: scales, or NULL). */
+/* A matrix or vector as found (a vector: rows = n, cols = 0), and the tensors that hold it (tensors[1]: scales, or NULL;
+ * both NULL in a random model). */
 typedef struct pot_source {
     pot_stored stored;
     const pot_tensor *tensors[2];
@@ -52,6 +57,17 @@ typedef struct pot_source {
 /* NOT_FOUND, without a sentence, when there is no tensor of that name; FORMAT when it is stored in no way that we know. */
 pot_status pot_source_find(pot_source *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t expert,
                            pot_err *err);
+
+/* ---- synthetic.c ---- */
+
+bool pot_synthetic_is(const char *name); /* random:... */
+/* By the model's `directory` and policy: its config and pools of random numbers. */
+pot_status pot_synthetic_open(pot_model *model, pot_err *err);
+void pot_synthetic_close(pot_synthetic *synthetic);              /* NULL is fine */
+pot_format pot_synthetic_format(const pot_synthetic *synthetic); /* of the experts */
+/* Of the numbers that all weights come from; all zero when memory is short. */
+pot_hash pot_synthetic_hash(const pot_synthetic *synthetic);
+void pot_synthetic_find(pot_stored *out, const pot_model *model, pot_role role, uint32_t layer, uint32_t expert);
 
 /* ---- inventory.c ---- */
 

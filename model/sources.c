@@ -204,6 +204,11 @@ pot_status pot_source_find(pot_source *out, const pot_model *m, pot_role role, u
     pot_role_shape(&m->config, role, &rows, &cols);
     pot_source found = {0};
     pot_status s;
+    if (m->synthetic) {
+        pot_synthetic_find(&found.stored, m, role, layer, expert);
+        *out = found;
+        return POT_OK;
+    }
     const pot_tensor *t = pot_shards_find(m->shards, name);
     if (t) {
         s = cols ? read_matrix(&found, m, t, rows, cols, err) : read_float(&found, m, t, rows, 0, err);

@@ -27,7 +27,7 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
         w->options =
             (pot_worker_options){.transport = rig->ends[i + 1], .compute = rig->compute, .timeout_us = timeout_us};
         if (o->mixed_kernels) w->options.compute.kernels = tables[i % (uint32_t)n_tables];
-        if (i > 0) w->options.compute.threads = 1;
+        if (i > 0) w->options.compute.team = NULL; /* a team has one caller */
         if (i == 0) {
             pot_status s = pot_worker_create(&rig->inline_worker, &w->options, err);
             if (s != POT_OK) return s;
@@ -43,8 +43,7 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
 static pot_status open_parts(pot_rig *rig, const pot_rig_options *o, pot_err *err) {
     uint64_t timeout_us = o->timeout_us ? o->timeout_us : MINUTE_US;
     pot_status s = pot_kernels_pick(&rig->compute.kernels, o->kernels, err);
-    rig->compute.threads = o->threads ? o->threads : 1;
-    rig->compute.eager = true;
+    if (s == POT_OK) s = pot_team_create(&rig->compute.team, o->threads ? o->threads : 1, true, err);
     if (s == POT_OK) s = pot_model_open(&rig->model, o->model, &o->policy, err);
     if (s == POT_OK)
         s = pot_map_make(&rig->map, o->map, 1, o->n_workers, pot_model_layer_shapes(rig->model),
@@ -96,6 +95,7 @@ pot_status pot_rig_close(pot_rig *rig, pot_err *err) {
     }
     pot_map_free(rig->map);
     pot_model_close(rig->model);
+    pot_team_free(rig->compute.team);
     *rig = (pot_rig){0};
     return s;
 }

@@ -239,7 +239,7 @@ static pot_status start_actor(pot_stage *stage, const pot_stage_options *o, uint
 }
 
 pot_status pot_stage_open(pot_stage *stage, const pot_stage_options *o, pot_err *err) {
-    *stage = (pot_stage){.compute.threads = 1};
+    *stage = (pot_stage){0};
     pot_status s = pot_kernels_pick(&stage->compute.kernels, "auto", err);
     if (s == POT_OK) s = pot_model_open(&stage->model, o->model, &o->policy, err);
     if (s == POT_OK)

@@ -126,6 +126,14 @@ static void usage_errors_exit_2_and_say_what_to_do(void **state) {
         {{"worker"}, "a worker needs a coordinator"},
         {{"run", "demo", "-p", "x", "--kernels", "mmx"}, "kernels"},
         {{"tokenize", "demo", "--temp", "0"}, "temp"},
+        {{"bench", "kernels", "--formats", "q4,q5,q8"},
+         "--formats: `q5` is not a format; there are f32, bf16, fp8, q8,"},
+        {{"bench", "kernels", "--formats", ""}, "--formats: `` is not a format"},
+        {{"bench", "kernels", "--formats", "q4,"}, "--formats: `` is not a format"},
+        {{"bench", "kernels", "--rows", "1,,4"}, "--rows: `1,,4` is not a list of numbers from 1 to 512"},
+        {{"bench", "kernels", "--rows", "513"}, "--rows: `513` is not a list"},
+        {{"bench", "kernels", "--rows", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"}, "--rows: more than 16 are listed"},
+        {{"bench", "kernels", "--kernels", "mmx"}, "kernels"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         result r = run_with("", 0, cases[i].arguments);
@@ -449,6 +457,46 @@ static void inspect_counts_the_model(void **state) {
     result_free(&r);
 }
 
+/* What it measures depends on the machine; that it says what it measured does not. */
+static void bench_kernels_gives_a_line_a_case(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape;
+        int rows;
+    } cases[] = {{"2048x6144", 1}, {"2048x6144", 2}, {"6144x2048", 1}, {"6144x2048", 2}, {"layer", 1}};
+    static const char *const measured[] = {"gbps", "roofline_gbps", "fraction", "fraction_p10", "fraction_p90", "gops"};
+    static const char *const peaks[] = {"peak_gops", "peak_fraction", "peak_fraction_p10", "peak_fraction_p90"};
+    result r = RUN("bench", "kernels", "--quick", "--json", "--quiet", "--formats", "q4", "--rows", "1,2", "--threads",
+                   "2", "--kernels", "generic");
+    expect(&r, 0, "", "");
+    char *rest, *line = strtok_r(r.out.data, "\n", &rest);
+    json_t *machine = json_loads(line, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(machine, "command")),
+                        "potluck bench kernels --quick --json --kernels generic --threads 2 --formats q4 --rows 1,2");
+    assert_int_equal(json_integer_value(json_object_get(machine, "threads")), 2);
+    assert_true(json_real_value(json_object_get(machine, "roofline_gbps")) > 0);
+    json_decref(machine);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        line = strtok_r(NULL, "\n", &rest);
+        assert_non_null(line);
+        json_t *c = json_loads(line, 0, NULL);
+        assert_string_equal(json_string_value(json_object_get(c, "format")), "q4");
+        assert_string_equal(json_string_value(json_object_get(c, "table")), "generic");
+        assert_string_equal(json_string_value(json_object_get(c, "shape")), cases[i].shape);
+        assert_int_equal(json_integer_value(json_object_get(c, "rows")), cases[i].rows);
+        assert_int_equal(json_integer_value(json_object_get(c, "threads")), 2);
+        for (size_t m = 0; m < sizeof measured / sizeof measured[0]; m++)
+            assert_true(json_real_value(json_object_get(c, measured[m])) > 0);
+        for (size_t m = 0; m < sizeof peaks / sizeof peaks[0]; m++) {
+            const json_t *value = json_object_get(c, peaks[m]);
+            assert_true(cases[i].rows == 1 ? json_is_null(value) : json_real_value(value) > 0);
+        }
+        json_decref(c);
+    }
+    assert_null(strtok_r(NULL, "\n", &rest));
+    result_free(&r);
+}
+
 int main(void) {
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 16);
     if (n <= 0) return 1;
@@ -476,6 +524,7 @@ int main(void) {
         cmocka_unit_test(eval_ppl_compares_with_the_reference),
         cmocka_unit_test(eval_trace_does_not_depend_on_the_batch),
         cmocka_unit_test(inspect_counts_the_model),
+        cmocka_unit_test(bench_kernels_gives_a_line_a_case),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -386,7 +386,9 @@ static void help_is_golden(void **state) {
                     {"chat", POT_CMD_CHAT},
                     {"worker", POT_CMD_WORKER},
                     {"eval", POT_CMD_EVAL},
-                    {"tools", POT_CMD_TOOLS}};
+                    {"tools", POT_CMD_TOOLS},
+                    {"bench kernels", POT_CMD_BENCH},
+                    {"bench layers", POT_CMD_LAYERS}};
     size_t n;
     const pot_option *table = pot_settings_table(&n);
     pot_settings settings;

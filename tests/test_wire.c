@@ -508,7 +508,7 @@ static void row_lies_where_the_page_says(void **state) {
         codes[i] = (int8_t)(i * 5 - 128);
         values[i] = (float)i / 3;
     }
-    const pot_act_row row = {codes, scales, values};
+    const pot_act_row row = {.codes = codes, .scales = scales, .values = values};
     _Alignas(64) uint8_t bytes[128 + sizeof values];
     memset(bytes, 0xee, sizeof bytes);
     assert_int_equal(pot_wire_row_bytes(POT_ACT_Q8 | POT_ACT_F32, 40), sizeof bytes);

@@ -46,7 +46,8 @@ typedef struct scene {
 /* Up to the worker's Hello. */
 static void open_scene(scene *s, const char *model, const pot_format_policy *policy, const char *map,
                        uint32_t n_workers, uint32_t self) {
-    *s = (scene){.self = self, .n_workers = n_workers, .compute.threads = 2};
+    *s = (scene){.self = self, .n_workers = n_workers};
+    MUST(pot_team_create(&s->compute.team, 2, true, &err));
     MUST(pot_kernels_pick(&s->compute.kernels, "auto", &err));
     MUST(pot_model_open(&s->model, model, policy, &err));
     MUST(pot_map_make(&s->map, map, 5, n_workers, pot_model_layer_shapes(s->model), pot_model_layers(s->model), &err));
@@ -71,6 +72,7 @@ static void open_scene(scene *s, const char *model, const pot_format_policy *pol
 
 static void close_scene(scene *s) {
     pot_worker_free(s->worker);
+    pot_team_free(s->compute.team);
     for (int i = 0; i < 3; i++) pot_transport_close(s->ends[i], 0);
     pot_map_free(s->map);
     pot_model_close(s->model);

@@ -18,13 +18,15 @@ struct pot_work {
     pot_compute compute;
     pot_ffn_scratch scratch;
     uint64_t items;
+    pot_wire_record record; /* of the latest reply */
     /* [chunks of the layer that has most] */
     size_t *ends; /* where a chunk's rows end in job_rows */
     pot_ffn_job *jobs;
     /* [row_capacity] */
     pot_act_row *rows;
-    uint64_t *seen; /* the latest job that had this row */
-    int64_t *sums;  /* [row_capacity][hidden] */
+    int32_t *block_sums; /* [row_capacity][blocks of a row]: what the wire leaves out of an activation row */
+    uint64_t *seen;      /* the latest job that had this row */
+    int64_t *sums;       /* [row_capacity][hidden] */
     uint32_t row_capacity;
     uint64_t job_count; /* ever: numbers for `seen` */
     /* [item_capacity] */
@@ -68,9 +70,11 @@ pot_status pot_work_create(pot_work **out, const pot_model *model, const pot_com
 
 static void free_rows(pot_work *w) {
     pot_free(w->rows);
+    pot_free(w->block_sums);
     pot_free(w->seen);
     pot_free(w->sums);
     w->rows = NULL;
+    w->block_sums = NULL;
     w->seen = NULL;
     w->sums = NULL;
     w->row_capacity = 0;
@@ -104,14 +108,17 @@ void pot_work_free(pot_work *w) {
 }
 
 uint64_t pot_work_items(const pot_work *w) { return w->items; }
+const pot_wire_record *pot_work_record(const pot_work *w) { return &w->record; }
 
 static bool reserve(pot_work *w, uint32_t rows, uint32_t items, size_t places) {
     if (rows > w->row_capacity) {
+        const uint32_t hidden = pot_model_config(w->model)->hidden;
         free_rows(w);
         w->rows = pot_alloc_array(rows, sizeof *w->rows);
+        w->block_sums = pot_alloc_array((size_t)rows * pot_blocks(hidden), sizeof *w->block_sums);
         w->seen = pot_alloc_array(rows, sizeof *w->seen);
-        w->sums = pot_alloc_array((size_t)rows * pot_model_config(w->model)->hidden, sizeof *w->sums);
-        if (!w->rows || !w->seen || !w->sums) return false;
+        w->sums = pot_alloc_array((size_t)rows * hidden, sizeof *w->sums);
+        if (!w->rows || !w->block_sums || !w->seen || !w->sums) return false;
         w->row_capacity = rows;
     }
     if (items > w->item_capacity) {
@@ -242,6 +249,19 @@ static pot_status check_rows(pot_work *w, const pot_ffn_job *job, uint32_t chunk
     return POT_OK;
 }
 
+static void get_rows(pot_work *w, const pot_wire_work *work) {
+    const pot_wire_header *h = &work->header;
+    const uint32_t blocks = pot_blocks(h->columns);
+    for (uint32_t i = 0; i < h->n_rows; i++) {
+        pot_act_row *row = &w->rows[i];
+        pot_wire_row_get(row, work->rows + i * work->row_stride, h->formats, h->columns);
+        if (row->codes == NULL) continue;
+        int32_t *sums = w->block_sums + (size_t)i * blocks;
+        w->compute.kernels->block_sums(sums, row->codes, blocks);
+        row->sums = sums;
+    }
+}
+
 static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, const pot_store *store, uint32_t layer,
                             pot_err *err) {
     const pot_layer_shape *layer_shape = &pot_model_layer_shapes(w->model)[layer];
@@ -316,13 +336,12 @@ pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, cons
     fill_places(w, &work);
     s = make_jobs(w, &n_jobs, &bytes, store, h->layer, err);
     if (s != POT_OK) return s;
-    for (uint32_t i = 0; i < h->n_rows; i++)
-        pot_wire_row_get(&w->rows[i], work.rows + i * work.row_stride, h->formats, h->columns);
+    get_rows(w, &work);
     memset(w->sums, 0, (size_t)h->n_rows * h->columns * sizeof *w->sums);
     s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->jobs, n_jobs, h->grid, &w->scratch, err);
     if (s != POT_OK) return pot_at(err, "layer %u", h->layer);
     w->items += h->n_items;
-    pot_wire_record record = {.compute_us = (uint32_t)(pot_now_us() - start), .ram_bytes = bytes};
-    *reply = make_sum(w, t, h, n_moved, &record);
+    w->record = (pot_wire_record){.compute_us = (uint32_t)(pot_now_us() - start), .ram_bytes = bytes};
+    *reply = make_sum(w, t, h, n_moved, &w->record);
     return *reply ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory for a reply of %u rows", h->n_rows);
 }

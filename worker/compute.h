@@ -3,6 +3,7 @@
 #define POT_WORKER_COMPUTE_H
 
 #include "proto/transport.h"
+#include "proto/wire.h"
 #include "worker/store.h"
 
 typedef struct pot_work pot_work;
@@ -14,6 +15,7 @@ void pot_work_free(pot_work *work);
  * as far as the header could be read. */
 pot_status pot_work_run(pot_work *work, pot_message **reply, pot_transport *t, const pot_store *store,
                         const pot_message *message, uint64_t *request, uint64_t *step, uint32_t *layer, pot_err *err);
-uint64_t pot_work_items(const pot_work *work); /* computed so far */
+uint64_t pot_work_items(const pot_work *work);                /* computed so far */
+const pot_wire_record *pot_work_record(const pot_work *work); /* of the latest reply */
 
 #endif

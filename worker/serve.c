@@ -4,11 +4,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/float_mode.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
-#include "kernels/math.h"
 #include "proto/control.h"
 #include "worker/compute.h"
 #include "worker/store.h"
@@ -38,7 +38,7 @@ static pot_status send_hello(pot_worker *w, pot_err *err) {
     c.hello = (pot_hello){.protocol_min = POT_PROTOCOL_MIN,
                           .protocol_max = POT_PROTOCOL_MAX,
                           .pid = getpid(),
-                          .threads = (uint32_t)w->options.compute.threads,
+                          .threads = (uint32_t)pot_team_threads(w->options.compute.team),
                           .ram_bytes = memory.usable_bytes};
     snprintf(c.hello.build, sizeof c.hello.build, "%s", POT_VERSION);
     snprintf(c.hello.host, sizeof c.hello.host, "%.63s", pot_host_name());
@@ -135,8 +135,9 @@ static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     w->map = map;
     w->counters.total_bytes = pot_model_worker_bytes(w->model, map, w->welcome.worker);
     w->counters.state = 1;
-    pot_status s = pot_store_load(&w->store, w->model, map, w->welcome.worker, w->options.compute.threads,
-                                  &w->counters.loaded_bytes, &w->watcher, err);
+    pot_status s =
+        pot_store_load(&w->store, w->model, map, w->welcome.worker, pot_team_threads(w->options.compute.team),
+                       &w->counters.loaded_bytes, &w->watcher, err);
     w->counters.state = 0;
     if (s != POT_OK) return s;
     pot_control c = {.type = POT_CONTROL_READY};
@@ -173,7 +174,12 @@ static pot_status on_work(pot_worker *w, const pot_message *m, pot_err *err) {
         tell(w, POT_CONTROL_ERROR, &fault, request, step, layer);
         return POT_OK;
     }
-    return unless_lost(pot_transport_send(w->options.transport, w->options.coordinator, reply, err));
+    s = unless_lost(pot_transport_send(w->options.transport, w->options.coordinator, reply, err));
+    if (s == POT_OK && w->options.observer.done) {
+        const pot_work_done work = {&w->options.compute, w->model, w->store, pot_work_record(w->work), layer};
+        w->options.observer.done(w->options.observer.context, &work);
+    }
+    return s;
 }
 
 static pot_status on_control(pot_worker *w, const pot_message *m, pot_err *err) {

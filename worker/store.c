@@ -3,9 +3,9 @@
 
 #include <omp.h>
 
+#include "common/float_mode.h"
 #include "common/mem.h"
 #include "common/system.h"
-#include "kernels/math.h"
 
 #define ABSENT UINT64_MAX
 
@@ -121,6 +121,7 @@ void pot_store_free(pot_store *s) {
 }
 
 uint64_t pot_store_bytes(const pot_store *s) { return s->slab.bytes; }
+const uint8_t *pot_store_memory(const pot_store *s) { return s->slab.base; }
 uint64_t pot_store_epoch(const pot_store *s) { return s->epoch; }
 
 const uint8_t *pot_store_chunk(const pot_store *s, uint32_t layer, uint32_t expert, uint32_t chunk) {

@@ -23,7 +23,8 @@ pot_status pot_store_load(pot_store **out, const pot_model *model, const pot_map
                           _Atomic uint64_t *loaded_bytes, const pot_store_watcher *watcher, pot_err *err);
 void pot_store_free(pot_store *store);
 uint64_t pot_store_bytes(const pot_store *store);
-uint64_t pot_store_epoch(const pot_store *store); /* of the map that it was loaded for */
+const uint8_t *pot_store_memory(const pot_store *store); /* of all chunks, so many bytes; NULL when there are none */
+uint64_t pot_store_epoch(const pot_store *store);        /* of the map that it was loaded for */
 
 /* NULL when this worker does not hold the chunk (or there is no such chunk).  Borrowed. */
 const uint8_t *pot_store_chunk(const pot_store *store, uint32_t layer, uint32_t expert, uint32_t chunk);

@@ -10,6 +10,22 @@
 #include "common/status.h"
 #include "kernels/kernels.h"
 #include "proto/transport.h"
+#include "proto/wire.h"
+#include "worker/store.h"
+
+/* Somebody who wants to see each piece of work after its answer has been sent: `potluck bench layers`.  Called by the owner, who does
+ * nothing else meanwhile.  The store lives as long as the worker. */
+typedef struct pot_work_done {
+    const pot_compute *compute;
+    const pot_model *model;
+    const pot_store *store;
+    const pot_wire_record *record;
+    uint32_t layer;
+} pot_work_done;
+typedef struct pot_work_observer {
+    void (*done)(void *context, const pot_work_done *work); /* may be NULL */
+    void *context;
+} pot_work_observer;
 
 typedef struct pot_worker_options {
     pot_transport *transport; /* borrowed */
@@ -17,6 +33,7 @@ typedef struct pot_worker_options {
     pot_compute compute;
     const char *model;   /* NULL = the path in Welcome */
     uint64_t timeout_us; /* for the handshake */
+    pot_work_observer observer;
 } pot_worker_options;
 
 typedef struct pot_worker pot_worker;

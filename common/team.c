@@ -1,0 +1,168 @@
+/* A part is published by adding one to `call`; helpers wait for that word to change, work, and count themselves in.
+ *
+ * Every wait has three stages: pauses for a few microseconds (nobody else can be served faster), then sched_yield between
+ * looks (whoever else wants the core gets it), then the futex.  A yield that takes long is the sign that the core is shared,
+ * and ends the spinning at once: two ranks on the same cores then behave like threads that sleep.  Words that threads wait on
+ * keep away from each other by a cache line or two. */
+#include "common/team.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <sched.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/float_mode.h"
+
+enum {
+    PAUSES = 200,         /* of some 10 to 40 ns: longer than the slack between threads that do equal shares */
+    SPIN_US = 300,        /* helpers without work; more than lies between two parts of a step that runs in this process */
+    BARRIER_SPIN_US = 2000,
+    SHARED_CORE_US = 30,  /* a yield that takes longer gave the core to somebody else */
+    PRODUCTS_AWAKE = 1 << 17, /* some microseconds of one thread */
+    PRODUCTS_ASLEEP = 1 << 20 /* some ten: what waking takes on a virtual machine (bench_regions) */
+};
+
+/* A word that changes, and how many threads sleep until it does. */
+typedef struct signal_word {
+    _Alignas(128) atomic_uint value;
+    atomic_uint sleepers;
+} signal_word;
+
+struct pot_team {
+    int threads;
+    bool eager, quit;
+    pot_team_part *part; /* of the current call */
+    void *context;
+    signal_word call;     /* parts begun */
+    signal_word finished; /* parts that the helpers have finished */
+    signal_word passed;   /* barriers passed */
+    _Alignas(128) atomic_uint busy;    /* helpers that still work on this call */
+    _Alignas(128) atomic_uint arrived; /* threads at the barrier */
+    pthread_t helpers[];
+};
+
+static void pause_cpu(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void raise_word(signal_word *word) {
+    atomic_fetch_add(&word->value, 1);
+    if (atomic_load(&word->sleepers) > 0) syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Returns when the word is no longer `old`. */
+static void await_change(signal_word *word, unsigned old, uint64_t spin_us) {
+    for (int i = 0; i < PAUSES; i++) {
+        if (atomic_load_explicit(&word->value, memory_order_acquire) != old) return;
+        pause_cpu();
+    }
+    for (uint64_t begin = pot_now_us(), before = begin, now; before - begin < spin_us; before = now) {
+        sched_yield();
+        if (atomic_load_explicit(&word->value, memory_order_acquire) != old) return;
+        now = pot_now_us();
+        if (now - before > SHARED_CORE_US) break;
+    }
+    /* The order matters: raise_word reads `sleepers` after it has changed the value, so either it sees this thread or the
+     * futex sees the new value. */
+    atomic_fetch_add(&word->sleepers, 1);
+    while (atomic_load(&word->value) == old) syscall(SYS_futex, &word->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    atomic_fetch_sub(&word->sleepers, 1);
+}
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+typedef struct birth {
+    pot_team *team;
+    int thread;
+} birth;
+
+static void *help(void *context) {
+    birth *b = context;
+    pot_team *team = b->team;
+    const int thread = b->thread;
+    pot_free(b);
+    pot_fp_strict();
+    for (unsigned seen = 0;; seen++) {
+        await_change(&team->call, seen, SPIN_US);
+        if (team->quit) return NULL;
+        team->part(team->context, thread, team->threads);
+        if (atomic_fetch_sub(&team->busy, 1) == 1) raise_word(&team->finished);
+    }
+}
+
+/* Ends the helpers 1 to n. */
+static void dismiss(pot_team *team, int n) {
+    team->quit = true;
+    raise_word(&team->call);
+    for (int i = 0; i < n; i++) pthread_join(team->helpers[i], NULL);
+    pot_free(team);
+}
+
+pot_status pot_team_create(pot_team **out, int threads, bool eager, pot_err *err) {
+    POT_ASSERT(threads >= 1);
+    size_t helpers = (size_t)threads - 1, bytes = sizeof(pot_team) + helpers * sizeof(pthread_t);
+    pot_team *team = pot_alloc_aligned((bytes + 127) / 128 * 128);
+    if (!team) return pot_fail(err, POT_NO_MEMORY, "no memory for a team of %d threads", threads);
+    team->threads = threads;
+    team->eager = eager;
+    for (int i = 0; i < threads - 1; i++) {
+        birth *b = pot_alloc(sizeof *b);
+        if (b) *b = (birth){.team = team, .thread = i + 1};
+        if (!b || pthread_create(&team->helpers[i], NULL, help, b) != 0) {
+            pot_free(b);
+            dismiss(team, i);
+            return pot_fail(err, POT_NO_MEMORY, "cannot start thread %d of %d: ask for fewer with --threads", i + 2, threads);
+        }
+    }
+    *out = team;
+    return POT_OK;
+}
+
+void pot_team_free(pot_team *team) {
+    if (team) dismiss(team, team->threads - 1);
+}
+
+int pot_team_threads(const pot_team *team) { return team ? team->threads : 1; }
+
+/* ---- work --------------------------------------------------------------------------------------- */
+
+static bool worth(pot_team *team, uint64_t products) {
+    if (!team || team->threads == 1) return false;
+    if (team->eager) return true;
+    bool asleep = atomic_load_explicit(&team->call.sleepers, memory_order_relaxed) > 0;
+    return products >= (uint64_t)(asleep ? PRODUCTS_ASLEEP : PRODUCTS_AWAKE);
+}
+
+void pot_team_run(pot_team *team, uint64_t products, pot_team_part *part, void *context) {
+    pot_fp_strict();
+    if (!worth(team, products)) {
+        part(context, 0, 1);
+        return;
+    }
+    team->part = part;
+    team->context = context;
+    const unsigned finished = atomic_load(&team->finished.value);
+    atomic_store(&team->busy, (unsigned)team->threads - 1);
+    raise_word(&team->call);
+    part(context, 0, team->threads);
+    await_change(&team->finished, finished, BARRIER_SPIN_US);
+}
+
+void pot_team_barrier(pot_team *team, int threads) {
+    if (threads == 1) return;
+    const unsigned passed = atomic_load(&team->passed.value);
+    if (atomic_fetch_add(&team->arrived, 1) + 1 == (unsigned)threads) {
+        atomic_store(&team->arrived, 0);
+        raise_word(&team->passed);
+        return;
+    }
+    await_change(&team->passed, passed, BARRIER_SPIN_US);
+}
