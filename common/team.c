@@ -8,20 +8,20 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <sched.h>
 
 #include "common/clock.h"
-#include "common/mem.h"
 #include "common/float_mode.h"
+#include "common/mem.h"
 
 enum {
-    PAUSES = 200,         /* of some 10 to 40 ns: longer than the slack between threads that do equal shares */
-    SPIN_US = 300,        /* helpers without work; more than lies between two parts of a step that runs in this process */
+    PAUSES = 200,  /* of some 10 to 40 ns: longer than the slack between threads that do equal shares */
+    SPIN_US = 300, /* helpers without work; more than lies between two parts of a step that runs in this process */
     BARRIER_SPIN_US = 2000,
-    SHARED_CORE_US = 30,  /* a yield that takes longer gave the core to somebody else */
+    SHARED_CORE_US = 30,      /* a yield that takes longer gave the core to somebody else */
     PRODUCTS_AWAKE = 1 << 17, /* some microseconds of one thread */
     PRODUCTS_ASLEEP = 1 << 20 /* some ten: what waking takes on a virtual machine (bench_regions) */
 };
@@ -37,9 +37,9 @@ struct pot_team {
     bool eager, quit;
     pot_team_part *part; /* of the current call */
     void *context;
-    signal_word call;     /* parts begun */
-    signal_word finished; /* parts that the helpers have finished */
-    signal_word passed;   /* barriers passed */
+    signal_word call;                  /* parts begun */
+    signal_word finished;              /* parts that the helpers have finished */
+    signal_word passed;                /* barriers passed */
     _Alignas(128) atomic_uint busy;    /* helpers that still work on this call */
     _Alignas(128) atomic_uint arrived; /* threads at the barrier */
     pthread_t helpers[];
@@ -55,7 +55,8 @@ static void pause_cpu(void) {
 
 static void raise_word(signal_word *word) {
     atomic_fetch_add(&word->value, 1);
-    if (atomic_load(&word->sleepers) > 0) syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    if (atomic_load(&word->sleepers) > 0)
+        syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
 /* Returns when the word is no longer `old`. */
@@ -119,7 +120,8 @@ pot_status pot_team_create(pot_team **out, int threads, bool eager, pot_err *err
         if (!b || pthread_create(&team->helpers[i], NULL, help, b) != 0) {
             pot_free(b);
             dismiss(team, i);
-            return pot_fail(err, POT_NO_MEMORY, "cannot start thread %d of %d: ask for fewer with --threads", i + 2, threads);
+            return pot_fail(err, POT_NO_MEMORY, "cannot start thread %d of %d: ask for fewer with --threads", i + 2,
+                            threads);
         }
     }
     *out = team;

@@ -19,7 +19,7 @@ typedef struct pot_team pot_team;
 
 /* threads >= 1, the caller included.  `eager`: splits every part, however small; tests want that. */
 pot_status pot_team_create(pot_team **out, int threads, bool eager, pot_err *err);
-void pot_team_free(pot_team *team); /* NULL is fine */
+void pot_team_free(pot_team *team);         /* NULL is fine */
 int pot_team_threads(const pot_team *team); /* NULL is a team of one */
 
 /* What thread number `thread` of `threads` does; threads is that of the team, or 1 when the part is not worth waking anybody. */

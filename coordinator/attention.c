@@ -139,9 +139,9 @@ void pot_attention_free(pot_attention *a) {
     if (!a) return;
     pot_acts_free(&a->acts);
     pot_acts_free(&a->head_acts);
-    float *arrays[] = {a->h,       a->q_res,        a->q,       a->kv,      a->nope,        a->lifted, a->query,
-                       a->values,  a->head_out,     a->context, a->out,     a->frequencies, a->sine,   a->cosine,
-                       a->index_q, a->index_k,      a->index_w, a->scores};
+    float *arrays[] = {a->h,     a->q_res,  a->q,        a->kv,      a->nope,    a->lifted,
+                       a->query, a->values, a->head_out, a->context, a->out,     a->frequencies,
+                       a->sine,  a->cosine, a->index_q,  a->index_k, a->index_w, a->scores};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) pot_free(arrays[i]);
     pot_free(a->scratch);
     pot_free(a->order);

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/float_mode.h"
 #include "common/clock.h"
+#include "common/float_mode.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"

@@ -15,11 +15,11 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/float_mode.h"
 #include "common/mem.h"
 #include "coordinator/attention.h"
 #include "coordinator/router.h"
 #include "coordinator/weights.h"
-#include "common/float_mode.h"
 #include "kernels/linear.h"
 
 struct pot_engine {
@@ -164,7 +164,8 @@ static pot_status layer_forward(pot_engine *e, uint32_t layer, const pot_row *ro
     e->stats.attention_us += attended - start;
 
     for (uint32_t i = 0; i < n; i++)
-        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->post_norm, c->hidden, c->rms_eps);
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->post_norm,
+                                     c->hidden, c->rms_eps);
     for (uint32_t first = 0; sparse && first < n; first += e->tile) {
         pot_status s = route_tile(e, w, first, n - first < e->tile ? n - first : e->tile, err);
         if (s != POT_OK) return pot_at(err, "layer %u", layer);
@@ -230,8 +231,8 @@ static pot_status forward_rows(pot_engine *e, const pot_row *rows, uint32_t n, c
         if (s != POT_OK) return s;
     }
     for (uint32_t i = 0; i < n; i++)
-        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm, c->hidden,
-                     c->rms_eps);
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, e->weights.final_norm,
+                                     c->hidden, c->rms_eps);
     e->stats.rows += n;
     return POT_OK;
 }
@@ -292,7 +293,8 @@ static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hi
             float *pair = e->pair + (size_t)i * 2 * c->hidden; /* the embedding's half comes first */
             pot_matrix_row(pair, &e->weights.embed, (uint32_t)rows[first + i].token);
             e->compute.kernels->rms_norm(pair, pair, w->enorm, c->hidden, c->rms_eps);
-            e->compute.kernels->rms_norm(pair + c->hidden, hidden + (size_t)(first + i) * c->hidden, w->hnorm, c->hidden, c->rms_eps);
+            e->compute.kernels->rms_norm(pair + c->hidden, hidden + (size_t)(first + i) * c->hidden, w->hnorm,
+                                         c->hidden, c->rms_eps);
         }
         s = pot_acts_fill(&e->acts, &e->compute, e->pair, 2 * c->hidden, 2 * c->hidden, tile,
                           pot_act_need(w->eh_proj.format), err);
@@ -302,7 +304,8 @@ static pot_status draft_rows(pot_engine *e, const pot_row *rows, const float *hi
     if (s == POT_OK) s = layer_forward(e, c->n_layers, rows, n, probe, shown, err);
     if (s != POT_OK) return s;
     for (uint32_t i = 0; i < n; i++)
-        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->mtp_norm, c->hidden, c->rms_eps);
+        e->compute.kernels->rms_norm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, w->mtp_norm, c->hidden,
+                                     c->rms_eps);
     return POT_OK;
 }
 

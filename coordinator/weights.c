@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "common/progress.h"
 #include "common/float_mode.h"
+#include "common/progress.h"
 
 enum { PACK_ROWS = 256 }; /* rows a thread packs at a time: a multiple of 128, so that FP8 blocks are not split */
 

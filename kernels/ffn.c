@@ -16,11 +16,12 @@
 #include "common/mem.h"
 
 enum {
-    BATCH = 64,               /* rows of a product */
-    OUTPUTS = 64 * POT_BLOCK, /* of a product in phase A: the values of 64 blocks, gate and up */
+    BATCH = 64,                   /* rows of a product */
+    OUTPUTS = 64 * POT_BLOCK,     /* of a product in phase A: the values of 64 blocks, gate and up */
     MAX_BLOCKS = 256 / POT_BLOCK, /* of a chunk */
-    MAX_OUT = 4096,           /* outputs of a product in phase B */
-    UNITS_A = 4, UNITS_B = 2  /* units a thread should find at least */
+    MAX_OUT = 4096,               /* outputs of a product in phase B */
+    UNITS_A = 4,
+    UNITS_B = 2 /* units a thread should find at least */
 };
 
 /* One job and where its hidden values lie: per row `blocks` of codes, then their scales, then their sums; or of values. */
@@ -83,10 +84,11 @@ static pot_matrix gate_and_up(const pot_chunk *chunk, uint32_t block, uint32_t b
 static bool finish_blocks(const layer_run *run, const job_state *state, uint32_t row, uint32_t block, uint32_t blocks,
                           const float *y, uint32_t tiles) {
     float h[MAX_BLOCKS * POT_BLOCK];
-    if (tiles * POT_TILE_ROWS < blocks * POT_BLOCK) memset(h, 0, sizeof h); /* what pads the last block must be zero */
     for (uint32_t t = 0; t < tiles; t++)
         run->kernels->swiglu(h + t * POT_TILE_ROWS, y + 2 * t * POT_TILE_ROWS, y + (2 * t + 1) * POT_TILE_ROWS,
                              POT_TILE_ROWS);
+    const uint32_t wanted = blocks * POT_BLOCK, left = state->job->chunk.gate.rows - block * POT_BLOCK;
+    if (left < wanted) memset(h + left, 0, (wanted - left) * sizeof *h); /* what pads the last block must be zero */
     uint8_t *out = state->hidden + row * state->row_bytes;
     if (!state->integer) {
         memcpy((float *)(void *)out + block * POT_BLOCK, h, (size_t)blocks * POT_BLOCK * sizeof *h);
@@ -129,6 +131,7 @@ static void phase_a(layer_run *run) {
 static bool add_down(const layer_run *run, const job_state *state, uint32_t begin, uint32_t end) {
     const pot_ffn_job *job = state->job;
     const pot_matrix *down = &job->chunk.down;
+    if (job->n_rows == 0) return true;
     const uint32_t batch = job->n_rows < BATCH ? job->n_rows : BATCH, most = MAX_OUT / POT_TILE_ROWS / batch;
     bool fits = true;
     for (uint32_t t = begin, tiles; t < end; t += tiles) {
@@ -145,7 +148,8 @@ static bool add_down(const layer_run *run, const job_state *state, uint32_t begi
             run->kernels->matmul[part.format](v, part.rows, &part, 0, tiles, rows, count);
             for (uint32_t r = 0; r < count; r++) {
                 int64_t *sums = run->acc + (size_t)job->rows[i + r] * run->hidden + t * POT_TILE_ROWS;
-                fits &= run->kernels->grid_add(sums, v + (size_t)r * part.rows, job->weights[i + r], part.rows, run->grid);
+                fits &=
+                    run->kernels->grid_add(sums, v + (size_t)r * part.rows, job->weights[i + r], part.rows, run->grid);
             }
         }
     }
@@ -176,7 +180,8 @@ static void run_part(void *context, int thread, int threads) {
 static size_t aligned(size_t bytes) { return (bytes + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES; }
 
 /* Lays the jobs out in the scratch, which is grown if need be.  *work counts multiplications. */
-static pot_status plan(layer_run *run, uint64_t *work, const pot_ffn_job *jobs, pot_ffn_scratch *scratch, pot_err *err) {
+static pot_status plan(layer_run *run, uint64_t *work, const pot_ffn_job *jobs, pot_ffn_scratch *scratch,
+                       pot_err *err) {
     size_t head = aligned(run->n_jobs * sizeof(job_state)), bytes = head;
     *work = 0;
     for (uint32_t j = 0; j < run->n_jobs; j++) {
@@ -213,7 +218,8 @@ static uint32_t cut(layer_run *run, uint32_t most) {
     uint32_t units = 0;
     for (uint32_t j = 0; j < run->n_jobs; j++) {
         job_state *state = &run->states[j];
-        uint32_t rows = state->job->n_rows < BATCH ? state->job->n_rows : BATCH, room = OUTPUTS / POT_BLOCK / (rows ? rows : 1);
+        uint32_t rows = state->job->n_rows < BATCH ? state->job->n_rows : BATCH,
+                 room = OUTPUTS / POT_BLOCK / (rows ? rows : 1);
         state->span = room < most ? room : most;
         state->first_unit = units;
         units += (state->blocks + state->span - 1) / state->span;

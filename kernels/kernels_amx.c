@@ -5,7 +5,7 @@
  * whole sixteen are copies (simd_matmul.h).  Both operands are signed, so nothing needs a zero point. */
 #include "kernels/simd_avx512.h"
 
-enum { TILES_MANY = 4, ROWS_MANY = 16, FLOAT_ROWS = 8, AHEAD = 1024 };
+enum { FEW_TILES_4 = 2, TILES_MANY = 4, ROWS_MANY = 16, FLOAT_ROWS = 8 };
 
 POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
     (void)panel; /* panels do not come here: panel_rows is our own */
@@ -52,13 +52,13 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
 #include "kernels/simd_matmul.h"
 
 /* out = dots of 16 rows and one tile for one block; the registers are named in the instruction. */
-#define TILE_DOTS(d, a, b, out, codes, lines)    \
-    do {                                         \
-        _tile_loadd(a, codes, POT_BLOCK);        \
-        _tile_loadd(b, lines, POT_LINE_BYTES);   \
-        _tile_zero(d);                           \
-        _tile_dpbssd(d, a, b);                   \
-        _tile_stored(d, out, POT_LINE_BYTES);    \
+#define TILE_DOTS(d, a, b, out, codes, lines)  \
+    do {                                       \
+        _tile_loadd(a, codes, POT_BLOCK);      \
+        _tile_loadd(b, lines, POT_LINE_BYTES); \
+        _tile_zero(d);                         \
+        _tile_dpbssd(d, a, b);                 \
+        _tile_stored(d, out, POT_LINE_BYTES);  \
     } while (0)
 
 static void panel_rows(float *acc, const integer_panel *panel, const pot_act_row *x, uint32_t begin, uint32_t n,
@@ -68,7 +68,8 @@ static void panel_rows(float *acc, const integer_panel *panel, const pot_act_row
     (void)e2m1;
     for (uint32_t b = 0; b < n; b++)
         for (int r = 0; r < R; r++)
-            _mm256_store_si256((__m256i *)(void *)codes[b][r], load_bytes(x[r].codes + (size_t)(begin + b) * POT_BLOCK));
+            _mm256_store_si256((__m256i *)(void *)codes[b][r],
+                               load_bytes(x[r].codes + (size_t)(begin + b) * POT_BLOCK));
     for (int t = 0; t < T; t++, acc += ROWS_MANY * POT_TILE_ROWS) {
         vf sum[ROWS_MANY];
         POT_UNROLL
@@ -93,8 +94,8 @@ static void panel_rows(float *acc, const integer_panel *panel, const pot_act_row
 }
 
 /* clang-format off: the second needs what the first defines */
-#include "kernels/simd_rows.h"
 #include "kernels/simd_probe.h"
+#include "kernels/simd_rows.h"
 /* clang-format on */
 
 POT_SIMD_TABLE(amx);

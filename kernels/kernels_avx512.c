@@ -1,7 +1,7 @@
 /* AVX-512 with VNNI: unsigned codes times signed activations, four bytes a lane at once. */
 #include "kernels/simd_avx512.h"
 
-enum { TILES_MANY = 2, ROWS_MANY = 4, FLOAT_ROWS = 8, AHEAD = 1024 };
+enum { FEW_TILES_4 = 2, TILES_MANY = 2, ROWS_MANY = 4, FLOAT_ROWS = 8 };
 
 POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
     (void)panel;
@@ -21,8 +21,8 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
 
 /* clang-format off: each needs what the one before it defines */
 #include "kernels/simd_matmul.h"
-#include "kernels/simd_rows.h"
 #include "kernels/simd_probe.h"
+#include "kernels/simd_rows.h"
 /* clang-format on */
 
 POT_SIMD_TABLE(avx512);

@@ -18,8 +18,7 @@ POT_INLINE __m256i unsigned_codes(const uint8_t *lines, const int q, const int h
 
 POT_INLINE void unpack_block(uint8_t *panel, const uint8_t *lines, const int bits, const bool e2m1) {
     POT_UNROLL
-    for (int q = 0; q < POT_BLOCK / 4; q++)
-        POT_UNROLL
+    for (int q = 0; q < POT_BLOCK / 4; q++) POT_UNROLL
     for (int h = 0; h < 2; h++)
         _mm256_store_si256((__m256i *)(void *)(panel + q * POT_LINE_BYTES + h * HALF),
                            unsigned_codes(lines, q, h, bits, e2m1));
@@ -29,6 +28,7 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
                            const int bits, const bool e2m1, const bool panel) {
     POT_UNROLL
     for (int t = 0; t < T; t++) {
+        if (!panel) pot_prefetch_lines(lines[t], bits);
         POT_UNROLL
         for (int q = 0; q < POT_BLOCK / 4; q++) {
             vi w;
@@ -39,13 +39,14 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
             POT_UNROLL
             for (int r = 0; r < R; r++) dot[t * R + r] = vi_dot4(dot[t * R + r], w, vi_set(four_codes(x[r] + 4 * q)));
         }
+        if (T > 1) FORGET_LOADS();
     }
 }
 
 /* clang-format off: each needs what the one before it defines */
 #include "kernels/simd_matmul.h"
-#include "kernels/simd_rows.h"
 #include "kernels/simd_probe.h"
+#include "kernels/simd_rows.h"
 /* clang-format on */
 
 POT_SIMD_TABLE(avxvnni);

@@ -262,7 +262,8 @@ static void attention_values(float *out, const float *p, const float *keys, size
     for (uint32_t d = 0; d < dims; d++, out += LANES) {
         float sum[LANES] = {0};
         for (uint32_t t = 0; t < n; t++)
-            for (int h = 0; h < LANES; h++) sum[h] = fmaf(p[(size_t)t * LANES + (size_t)h], keys[t * stride + d], sum[h]);
+            for (int h = 0; h < LANES; h++)
+                sum[h] = fmaf(p[(size_t)t * LANES + (size_t)h], keys[t * stride + d], sum[h]);
         memcpy(out, sum, sizeof sum);
     }
 }

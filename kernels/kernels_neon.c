@@ -12,13 +12,13 @@ typedef struct vi {
     int32x4_t part[4];
 } vi;
 
-enum { TILES_MANY = 1, ROWS_MANY = 4, FLOAT_ROWS = 4, AHEAD = 1024 };
+enum { FEW_TILES_4 = 1, TILES_MANY = 1, ROWS_MANY = 4, FLOAT_ROWS = 4 };
 
-#define EACH(type, call)                                             \
-    do {                                                             \
-        type v_;                                                     \
-        POT_UNROLL for (int p = 0; p < 4; p++) v_.part[p] = (call);  \
-        return v_;                                                   \
+#define EACH(type, call)                                            \
+    do {                                                            \
+        type v_;                                                    \
+        POT_UNROLL for (int p = 0; p < 4; p++) v_.part[p] = (call); \
+        return v_;                                                  \
     } while (0)
 
 POT_INLINE vf vf_set(float x) { EACH(vf, vdupq_n_f32(x)); }
@@ -116,8 +116,7 @@ POT_INLINE vf vf_scales(const uint8_t *at, const int kind) {
 POT_INLINE float32x4_t quarter_column(const uint8_t *quarter, const int bits, const int j) {
     if (bits == 32) return vld1q_f32((const float *)(const void *)quarter);
     uint32x4_t w = vreinterpretq_u32_u8(vld1q_u8(quarter));
-    if (bits == 16)
-        return vreinterpretq_f32_u32(j == 1 ? vandq_u32(w, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(w, 16));
+    if (bits == 16) return vreinterpretq_f32_u32(j == 1 ? vandq_u32(w, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(w, 16));
     /* e4m3: the code to the top, then exponent and mantissa to where f32 has them; 2^120 mends the bias (exact). */
     w = vshlq_u32(w, vdupq_n_s32(24 - j * 8));
     w = vandq_u32(vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(w), 4)), vdupq_n_u32(0x87f00000u));
@@ -139,7 +138,7 @@ POT_INLINE int8x16_t quarter_codes(const uint8_t *lines, const int q, const int 
     const int per_byte = 8 / bits;
     uint8x16_t w = vld1q_u8(lines + q / per_byte * POT_LINE_BYTES + 16 * p);
     if (bits == 8) return vreinterpretq_s8_u8(w);
-    w = vandq_u8(vshlq_u8(w, vdupq_n_s8((int8_t)-(q % per_byte * bits))), vdupq_n_u8((uint8_t)((1 << bits) - 1)));
+    w = vandq_u8(vshlq_u8(w, vdupq_n_s8((int8_t) - (q % per_byte * bits))), vdupq_n_u8((uint8_t)((1 << bits) - 1)));
     return e2m1 ? vqtbl1q_s8(vld1q_s8(HALVES), w) : vreinterpretq_s8_u8(w);
 }
 
@@ -156,6 +155,7 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
                            const int bits, const bool e2m1, const bool panel) {
     POT_UNROLL
     for (int t = 0; t < T; t++) {
+        if (!panel) pot_prefetch_lines(lines[t], bits);
         POT_UNROLL
         for (int q = 0; q < POT_BLOCK / 4; q++) {
             POT_UNROLL
@@ -176,8 +176,8 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
 
 /* clang-format off: each needs what the one before it defines */
 #include "kernels/simd_matmul.h"
-#include "kernels/simd_rows.h"
 #include "kernels/simd_probe.h"
+#include "kernels/simd_rows.h"
 /* clang-format on */
 
 POT_SIMD_TABLE(neon);

@@ -17,6 +17,15 @@
 #define POT_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+/* How far before its use a line is fetched when few rows pass over a stream; measured best at 1 KiB, little worse at 512. */
+enum { POT_PREFETCH_AHEAD = 1024 };
+
+/* The lines of a block, one tile after the other: a core that is asked for too many at once stops. */
+POT_INLINE void pot_prefetch_lines(const uint8_t *at, const int lines) {
+    /* An address behind the matrix is harmless: a prefetch does not fault. */
+    for (int l = 0; l < lines; l++) __builtin_prefetch(at + POT_PREFETCH_AHEAD + l * POT_LINE_BYTES);
+}
+
 /* Every format once: X(enum, name, codes, bits, scale, blocks of 32 that share a scale).  Feeds the traits
  * and every table. */
 #define POT_FORMAT_MAP(X)                           \

@@ -119,7 +119,8 @@ static void filling_part(void *context, int thread, int threads) {
     uint32_t begin, end;
     pot_team_share(&begin, &end, f->n, thread, threads);
     for (uint32_t i = begin; i < end; i++) {
-        if (fill_row(&f->acts->rows[i], f->acts->memory + i * stride, f->kernels, f->x + i * f->x_stride, f->cols, f->need))
+        if (fill_row(&f->acts->rows[i], f->acts->memory + i * stride, f->kernels, f->x + i * f->x_stride, f->cols,
+                     f->need))
             continue;
         unsigned before = atomic_load(&f->bad);
         while (i < before && !atomic_compare_exchange_weak(&f->bad, &before, i)) {

@@ -9,8 +9,12 @@ typedef struct vi {
     __m256i low, high;
 } vi;
 
-enum { TILES_MANY = 1, ROWS_MANY = 4, FLOAT_ROWS = 4, AHEAD = 1024 };
+enum { FEW_TILES_4 = 1, TILES_MANY = 1, ROWS_MANY = 4, FLOAT_ROWS = 4 };
 enum { HALF = POT_LINE_BYTES / 2 };
+
+/* Between two uses of the same activations: the compiler would keep all their broadcasts, for which there are no registers, and
+ * spill them; loading them again is free. */
+#define FORGET_LOADS() __asm__ volatile("" : : : "memory")
 
 #define EACH(call_low, call_high) \
     (vf) { call_low, call_high }
@@ -49,8 +53,8 @@ POT_INLINE vf vf_power(vf n) { return EACH(power_of_two(n.low), power_of_two(n.h
 POT_INLINE bool vf_finite(vf v) {
     const __m256 none = _mm256_set1_ps(__builtin_inff());
     v = vf_abs(v);
-    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(v.low, none, _CMP_NLT_UQ),
-                                           _mm256_cmp_ps(v.high, none, _CMP_NLT_UQ))) == 0;
+    return _mm256_movemask_ps(
+               _mm256_or_ps(_mm256_cmp_ps(v.low, none, _CMP_NLT_UQ), _mm256_cmp_ps(v.high, none, _CMP_NLT_UQ))) == 0;
 }
 POT_INLINE vf vf_from_vi(vi v) { return EACH(_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)); }
 POT_INLINE vi vi_set(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
@@ -97,7 +101,7 @@ POT_INLINE __m256 half_column(const uint8_t *half, const int bits, const int j) 
     __m256i w = load_bytes(half);
     if (bits == 16)
         return _mm256_castsi256_ps(j == 1 ? _mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u))
-                                         : _mm256_slli_epi32(w, 16));
+                                          : _mm256_slli_epi32(w, 16));
     /* e4m3: the code to the top, then exponent and mantissa to where f32 has them; 2^120 mends the bias (exact). */
     if (j != 3) w = _mm256_slli_epi32(w, 24 - j * 8);
     w = _mm256_and_si256(_mm256_srai_epi32(w, 4), _mm256_set1_epi32((int)0x87f00000u));

@@ -90,6 +90,9 @@ POT_INLINE vi unsigned_codes(const uint8_t *lines, const int q, const int bits, 
 POT_INLINE void unsigned_dots(vi dot[], const uint8_t *const lines[], const int8_t *const x[], const int T, const int R,
                               const int bits, const bool e2m1, const bool panel) {
     POT_UNROLL
+    for (int t = 0; t < T; t++)
+        if (!panel) pot_prefetch_lines(lines[t], bits);
+    POT_UNROLL
     for (int q = 0; q < POT_BLOCK / 4; q++) {
         vi w[4];
         POT_UNROLL

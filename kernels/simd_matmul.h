@@ -4,8 +4,7 @@
  * kernels_generic.c, operation for operation; lanes are the 16 rows of a tile.  What differs is how memory is walked:
  *
  *   few rows      (up to four) several tiles at once, each from its own part of the range: what a core reads per second hangs
- *                 on how many streams it has in flight, far more than on its instructions.  Lines are prefetched AHEAD bytes
- *                 before their use.
+ *                 on how many streams it has in flight, far more than on its instructions.  Lines are prefetched.
  *   many rows     TILES_MANY tiles are unpacked once, PANEL_BLOCKS blocks at a time, into a panel in the first cache, and all
  *                 rows pass over it; the accumulators wait in memory between two panels.
  *
@@ -20,9 +19,10 @@
  *   zero_point(bits, e2m1, panel) what the codes that block_dots sees are too large by: dots start at -zero_point * sum(x)
  *   block_dots(dot, lines, x, T, R, bits, e2m1, panel)
  *                                 dot[t * R + r] += codes of tile t . x[r], exactly; lines[t]: a block of the stream or, if
- *                                 `panel`, what unpack_block made of one
+ *                                 `panel`, what unpack_block made of one; else it prefetches
  *   unpack_block(panel, lines, bits, e2m1)
- *   enum { TILES_MANY, ROWS_MANY, FLOAT_ROWS, AHEAD }
+ *   enum { FEW_TILES_4, TILES_MANY, ROWS_MANY, FLOAT_ROWS }
+ *                                 FEW_TILES_4: tiles at once for four rows of integers;
  *                                 TILES_MANY x ROWS_MANY: the outputs that stay in registers over a panel of integers;
  *                                 FLOAT_ROWS: the same over a panel of floats, one tile
  *   MANY_ROWS_BEGIN() MANY_ROWS_END()   if defined: around a product of many rows
@@ -51,7 +51,8 @@ enum {
 /* Which tiles are computed side by side, and where they lie. */
 typedef struct tiles_at {
     const uint8_t *data[MOST_TILES];
-    uint32_t first[MOST_TILES], count[MOST_TILES]; /* rows of w: the first one, and how many the matrix has from there on */
+    uint32_t first[MOST_TILES],
+        count[MOST_TILES]; /* rows of w: the first one, and how many the matrix has from there on */
 } tiles_at;
 
 /* T tiles of [.., end), `step` apart. */
@@ -93,9 +94,9 @@ POT_INLINE void store_rows(float *y, vf value, uint32_t count) {
     memcpy(y, rows, count * sizeof *y);
 }
 
-POT_INLINE void prefetch_lines(const uint8_t *at, const int lines) {
-    /* An address behind the matrix is harmless: a prefetch does not fault. */
-    for (int l = 0; l < lines; l++) __builtin_prefetch(at + AHEAD + l * POT_LINE_BYTES);
+/* While a panel is computed with, the next one comes as far as the second cache. */
+POT_INLINE void prefetch_next_panel(const uint8_t *at, const int lines, const int blocks) {
+    for (int l = 0; l < lines; l++) __builtin_prefetch(at + (blocks * lines + l) * POT_LINE_BYTES, 0, 2);
 }
 
 /* ---- integer formats ---- */
@@ -126,8 +127,8 @@ POT_INLINE void add_block(vf acc[], const vf scale[], const uint8_t *const lines
     }
 }
 
-POT_INLINE void integer_few(const rows_at *rows, const pot_matrix *w, const tiles_at *at, const int T, const int R, const int bits, const int kind, const uint32_t blocks_per_group,
-                            const bool e2m1) {
+POT_INLINE void integer_few(const rows_at *rows, const pot_matrix *w, const tiles_at *at, const int T, const int R,
+                            const int bits, const int kind, const uint32_t blocks_per_group, const bool e2m1) {
     const uint32_t blocks = pot_blocks(w->cols);
     const bool grouped = blocks_per_group != 0;
     pot_walk walk = pot_walk_begin(w->phase);
@@ -143,25 +144,22 @@ POT_INLINE void integer_few(const rows_at *rows, const pot_matrix *w, const tile
     }
     for (uint32_t b = 0; b < blocks; b++) {
         size_t scales;
-        if (grouped && pot_walk_group(&walk, &scales, kind, blocks_per_group))
-            POT_UNROLL
-            for (int t = 0; t < T; t++) scale[t] = vf_scales(at->data[t] + scales, kind);
+        if (grouped && pot_walk_group(&walk, &scales, kind, blocks_per_group)) POT_UNROLL
+        for (int t = 0; t < T; t++) scale[t] = vf_scales(at->data[t] + scales, kind);
         const size_t offset = pot_walk_lines(&walk, (uint32_t)bits);
         const uint8_t *lines[MOST_TILES];
         POT_UNROLL
         for (int t = 0; t < T; t++) {
             lines[t] = at->data[t] + offset;
-            prefetch_lines(lines[t], bits);
         }
         add_block(acc, scale, lines, rows->x, b, T, R, bits, grouped, e2m1, false);
     }
     POT_UNROLL
-    for (int t = 0; t < T; t++)
-        POT_UNROLL
-        for (int r = 0; r < R; r++) {
-            vf value = grouped ? acc[t * R + r] : vf_mul(acc[t * R + r], scale[t]);
-            store_rows(rows->y[r] + at->first[t], value, at->count[t]);
-        }
+    for (int t = 0; t < T; t++) POT_UNROLL
+    for (int r = 0; r < R; r++) {
+        vf value = grouped ? acc[t * R + r] : vf_mul(acc[t * R + r], scale[t]);
+        store_rows(rows->y[r] + at->first[t], value, at->count[t]);
+    }
 }
 
 /* The panel of T tiles: blocks [begin, begin + n) unpacked, and their scales. */
@@ -179,7 +177,7 @@ POT_INLINE void fill_panel(integer_panel *panel, pot_walk *walk, const tiles_at 
         POT_UNROLL
         for (int t = 0; t < T; t++) {
             const uint8_t *lines = at->data[t] + offset;
-            prefetch_lines(lines, bits);
+            prefetch_next_panel(lines, bits, PANEL_BLOCKS);
             unpack_block(panel->codes[t][b], lines, bits, e2m1);
             if (fresh)
                 vf_store(panel->scales[t][b], vf_scales(at->data[t] + scales, kind));
@@ -227,8 +225,8 @@ POT_INLINE void integer_many(const rows_at *rows, uint32_t n, const pot_matrix *
         uint32_t count = blocks - b < PANEL_BLOCKS ? blocks - b : PANEL_BLOCKS;
         fill_panel(&panel, &walk, at, count, T, bits, kind, blocks_per_group, e2m1);
         for (uint32_t i = 0; i < n; i += ROWS_MANY)
-            panel_rows(acc + i * (uint32_t)T * POT_TILE_ROWS, &panel, rows->x + i, b, count, T, ROWS_MANY, bits, grouped,
-                       e2m1);
+            panel_rows(acc + i * (uint32_t)T * POT_TILE_ROWS, &panel, rows->x + i, b, count, T, ROWS_MANY, bits,
+                       grouped, e2m1);
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t t = 0; t < (uint32_t)T; t++) {
@@ -262,10 +260,10 @@ POT_INLINE void float_few(const rows_at *rows, const pot_matrix *w, const tiles_
     for (uint32_t b = 0; b < blocks; b++) {
         if (grouped) pot_walk_group(&walk, &scales, POT_SCALE_F32, blocks_per_group);
         const size_t offset = pot_walk_lines(&walk, (uint32_t)bits);
-        POT_UNROLL
-        for (int t = 0; t < T; t++) prefetch_lines(at->data[t] + offset, bits);
         for (int line = 0; line < bits; line++) {
             const size_t k = (size_t)b * POT_BLOCK + (size_t)(line * per_line);
+            POT_UNROLL
+            for (int t = 0; t < T; t++) pot_prefetch_lines(at->data[t] + offset + line * POT_LINE_BYTES, 1);
             POT_UNROLL
             for (int j = 0; j < per_line; j++) {
                 POT_UNROLL
@@ -293,8 +291,7 @@ POT_INLINE void float_few(const rows_at *rows, const pot_matrix *w, const tiles_
     for (int t = 0; t < T; t++) {
         POT_UNROLL
         for (int r = 0; r < R; r++)
-            store_rows(rows->y[r] + at->first[t], grouped ? vf_load(total[t * R + r]) : sum[t * R + r],
-                       at->count[t]);
+            store_rows(rows->y[r] + at->first[t], grouped ? vf_load(total[t * R + r]) : sum[t * R + r], at->count[t]);
     }
 }
 
@@ -329,12 +326,13 @@ POT_INLINE void float_many(const rows_at *rows, uint32_t n, const pot_matrix *w,
         do {
             if (grouped) pot_walk_group(&walk, &scales, POT_SCALE_F32, blocks_per_group);
             const uint8_t *lines = at->data[0] + pot_walk_lines(&walk, (uint32_t)bits);
-            prefetch_lines(lines, bits);
+            prefetch_next_panel(lines, bits, FLOAT_PANEL_BLOCKS);
             float *out = panel + count * POT_BLOCK * POT_TILE_ROWS;
             for (int line = 0; line < bits; line++) {
                 POT_UNROLL
                 for (int j = 0; j < per_line; j++)
-                    vf_store(out + (line * per_line + j) * POT_TILE_ROWS, vf_column(lines + line * POT_LINE_BYTES, bits, j));
+                    vf_store(out + (line * per_line + j) * POT_TILE_ROWS,
+                             vf_column(lines + line * POT_LINE_BYTES, bits, j));
             }
             count++;
         } while (b + count < blocks && count < FLOAT_PANEL_BLOCKS && !(grouped && walk.left == 0));
@@ -384,7 +382,7 @@ static void many_rows(product_kernel *kernel, const int tiles, const uint32_t un
     MANY_ROWS_END();
 }
 
-enum { FEW_TILES_1 = 4, FEW_TILES_2 = 2, FEW_TILES_4 = 2, FLOAT_TILES_4 = FLOAT_ROWS / 4 };
+enum { FEW_TILES_1 = 4, FEW_TILES_2 = 2, FLOAT_TILES_4 = FLOAT_ROWS / 4 };
 
 typedef struct product_kernels {
     product_kernel *one, *two, *four, *many;
@@ -401,49 +399,47 @@ static void run(const product_kernels *k, float *y, size_t y_stride, const pot_m
     case 2: few_rows(k->two, FEW_TILES_2, &rows, 2, w, begin, end); break;
     case 3:
     case 4: few_rows(k->four, k->tiles_four, &rows, 4, w, begin, end); break;
-    default:
-        many_rows(k->many, k->tiles_many, (uint32_t)k->rows_many, y, y_stride, w, begin, end, x, n);
-        break;
+    default: many_rows(k->many, k->tiles_many, (uint32_t)k->rows_many, y, y_stride, w, begin, end, x, n); break;
     }
 }
 
-#define FEW_INTEGER(format, T, R, bits, kind, group, e2m1)                                                           \
-    static void format##_##R(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) {             \
-        (void)n;                                                                                                     \
-        integer_few(rows, w, at, T, R, bits, kind, group, e2m1);                                                     \
+#define FEW_INTEGER(format, T, R, bits, kind, group, e2m1)                                               \
+    static void format##_##R(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) { \
+        (void)n;                                                                                         \
+        integer_few(rows, w, at, T, R, bits, kind, group, e2m1);                                         \
     }
-#define FEW_FLOAT(format, T, R, bits, group)                                                                         \
-    static void format##_##R(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) {             \
-        (void)n;                                                                                                     \
-        float_few(rows, w, at, T, R, bits, group);                                                                   \
+#define FEW_FLOAT(format, T, R, bits, group)                                                             \
+    static void format##_##R(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) { \
+        (void)n;                                                                                         \
+        float_few(rows, w, at, T, R, bits, group);                                                       \
     }
-#define KERNELS_INTEGER(format, bits, kind, group, e2m1)                                                             \
-    FEW_INTEGER(format, FEW_TILES_1, 1, bits, kind, group, e2m1)                                                     \
-    FEW_INTEGER(format, FEW_TILES_2, 2, bits, kind, group, e2m1)                                                     \
-    FEW_INTEGER(format, FEW_TILES_4, 4, bits, kind, group, e2m1)                                                     \
-    static void format##_many(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) {            \
-        integer_many(rows, n, w, at, TILES_MANY, bits, kind, group, e2m1);                                           \
-    }                                                                                                                \
-    static const product_kernels format##_kernels = {                                                                \
-        format##_1, format##_2, format##_4, format##_many, FEW_TILES_4, TILES_MANY, ROWS_MANY};
-#define KERNELS_FLOAT(format, bits, group)                                                                           \
-    FEW_FLOAT(format, FEW_TILES_1, 1, bits, group)                                                                   \
-    FEW_FLOAT(format, FEW_TILES_2, 2, bits, group)                                                                   \
-    FEW_FLOAT(format, FLOAT_TILES_4, 4, bits, group)                                                                 \
-    static void format##_many(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) {            \
-        float_many(rows, n, w, at, bits, group);                                                                     \
-    }                                                                                                                \
-    static const product_kernels format##_kernels = {                                                                \
-        format##_1, format##_2, format##_4, format##_many, FLOAT_TILES_4, 1, FLOAT_ROWS};
+#define KERNELS_INTEGER(format, bits, kind, group, e2m1)                                                  \
+    FEW_INTEGER(format, FEW_TILES_1, 1, bits, kind, group, e2m1)                                          \
+    FEW_INTEGER(format, FEW_TILES_2, 2, bits, kind, group, e2m1)                                          \
+    FEW_INTEGER(format, FEW_TILES_4, 4, bits, kind, group, e2m1)                                          \
+    static void format##_many(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) { \
+        integer_many(rows, n, w, at, TILES_MANY, bits, kind, group, e2m1);                                \
+    }                                                                                                     \
+    static const product_kernels format##_kernels = {format##_1,  format##_2, format##_4, format##_many,  \
+                                                     FEW_TILES_4, TILES_MANY, ROWS_MANY};
+#define KERNELS_FLOAT(format, bits, group)                                                                 \
+    FEW_FLOAT(format, FEW_TILES_1, 1, bits, group)                                                         \
+    FEW_FLOAT(format, FEW_TILES_2, 2, bits, group)                                                         \
+    FEW_FLOAT(format, FLOAT_TILES_4, 4, bits, group)                                                       \
+    static void format##_many(const rows_at *rows, uint32_t n, const pot_matrix *w, const tiles_at *at) {  \
+        float_many(rows, n, w, at, bits, group);                                                           \
+    }                                                                                                      \
+    static const product_kernels format##_kernels = {format##_1,    format##_2, format##_4, format##_many, \
+                                                     FLOAT_TILES_4, 1,          FLOAT_ROWS};
 #define KERNELS_OF_FLOAT(format, bits, kind, group) KERNELS_FLOAT(format, bits, group)
 #define KERNELS_OF_INTEGER(format, bits, kind, group) KERNELS_INTEGER(format, bits, kind, group, false)
 #define KERNELS_OF_E2M1(format, bits, kind, group) KERNELS_INTEGER(format, bits, kind, group, true)
 
-#define X(format, name, codes, bits, scale, group)                                                                   \
-    KERNELS_OF_##codes(format, bits, POT_SCALE_##scale, group)                                                       \
-    static void matmul_##format(float *y, size_t y_stride, const pot_matrix *w, uint32_t begin, uint32_t end,        \
-                                const pot_act_row *x, uint32_t n) {                                                  \
-        run(&format##_kernels, y, y_stride, w, begin, end, x, n);                                                    \
+#define X(format, name, codes, bits, scale, group)                                                          \
+    KERNELS_OF_##codes(format, bits, POT_SCALE_##scale, group) static void matmul_##format(                 \
+        float *y, size_t y_stride, const pot_matrix *w, uint32_t begin, uint32_t end, const pot_act_row *x, \
+        uint32_t n) {                                                                                       \
+        run(&format##_kernels, y, y_stride, w, begin, end, x, n);                                           \
     }
 POT_FORMAT_MAP(X)
 #undef X

@@ -33,7 +33,7 @@ static uint32_t read_streams(const uint8_t *const stream[4], size_t bytes) {
     for (int s = 0; s < 4; s++) sum[s] = vi_set(0);
     for (size_t at = 0; at < bytes; at += POT_LINE_BYTES)
         for (int s = 0; s < 4; s++) {
-            __builtin_prefetch(stream[s] + at + 2 * AHEAD);
+            __builtin_prefetch(stream[s] + at + 2 * POT_PREFETCH_AHEAD);
             sum[s] = vi_add(sum[s], vi_line(stream[s] + at));
         }
     int32_t lane[POT_TILE_ROWS];
@@ -46,23 +46,23 @@ static uint32_t read_streams(const uint8_t *const stream[4], size_t bytes) {
 }
 
 /* The table; every slot is one of the functions above. */
-#define POT_SIMD_TABLE(table_name)                                                                                     \
-    const pot_kernels pot_kernels_##table_name = {                                                                     \
-        .name = #table_name,                                                                                           \
-        .matmul = {POT_FORMAT_MAP(POT_SIMD_PRODUCT)},                                                                  \
-        .quantize = quantize,                                                                                          \
-        .block_sums = block_sums,                                                                                      \
-        .swiglu = swiglu,                                                                                              \
-        .grid_add = grid_add,                                                                                          \
-        .bf16_to_f32 = bf16_to_f32,                                                                                    \
-        .rms_norm = rms_norm,                                                                                          \
-        .attention_scores = attention_scores,                                                                          \
-        .attention_softmax = attention_softmax,                                                                        \
-        .attention_values = attention_values,                                                                          \
-        .attention_merge = attention_merge,                                                                            \
-        .index_scores = index_scores,                                                                                  \
-        .peak_int8 = peak_int8,                                                                                        \
-        .peak_float = peak_float,                                                                                      \
-        .read_streams = read_streams,                                                                                  \
+#define POT_SIMD_TABLE(table_name)                    \
+    const pot_kernels pot_kernels_##table_name = {    \
+        .name = #table_name,                          \
+        .matmul = {POT_FORMAT_MAP(POT_SIMD_PRODUCT)}, \
+        .quantize = quantize,                         \
+        .block_sums = block_sums,                     \
+        .swiglu = swiglu,                             \
+        .grid_add = grid_add,                         \
+        .bf16_to_f32 = bf16_to_f32,                   \
+        .rms_norm = rms_norm,                         \
+        .attention_scores = attention_scores,         \
+        .attention_softmax = attention_softmax,       \
+        .attention_values = attention_values,         \
+        .attention_merge = attention_merge,           \
+        .index_scores = index_scores,                 \
+        .peak_int8 = peak_int8,                       \
+        .peak_float = peak_float,                     \
+        .read_streams = read_streams,                 \
     }
 #define POT_SIMD_PRODUCT(format, name, codes, bits, scale, group) [POT_FORMAT_##format] = matmul_##format,

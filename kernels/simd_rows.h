@@ -46,9 +46,7 @@ POT_INLINE vf vf_exp(vf x) {
     return vf_mul(y, vf_power(n));
 }
 
-POT_INLINE vf vf_swiglu(vf g, vf u) {
-    return vf_mul(vf_div(g, vf_add(vf_set(1.0f), vf_exp(vf_neg(g)))), u);
-}
+POT_INLINE vf vf_swiglu(vf g, vf u) { return vf_mul(vf_div(g, vf_add(vf_set(1.0f), vf_exp(vf_neg(g)))), u); }
 
 static void swiglu(float *h, const float *g, const float *u, uint32_t n) {
     uint32_t i = 0;
@@ -111,7 +109,8 @@ static void rms_norm(float *y, const float *x, const float *weight, uint32_t n, 
     vf squares = vf_zero();
     uint32_t i = 0;
     for (; n - i >= LANES; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
-    if (i < n) squares = vf_fma(load_tail(x + i, n - i), load_tail(x + i, n - i), squares); /* + 0 * 0 changes nothing */
+    if (i < n)
+        squares = vf_fma(load_tail(x + i, n - i), load_tail(x + i, n - i), squares); /* + 0 * 0 changes nothing */
     float lane[LANES];
     vf_store(lane, squares);
     const float one = 1.0f / sqrtf(pot_combine(lane) / (float)n + eps);

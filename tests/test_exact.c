@@ -19,8 +19,8 @@
 
 #include <cmocka.h>
 
-#include "common/mem.h"
 #include "common/float_mode.h"
+#include "common/mem.h"
 #include "kernels/convert.h"
 #include "kernels/ffn.h"
 #include "kernels/linear.h"
@@ -343,11 +343,13 @@ static void attention_is_the_same_by_every_table(void **state) {
             assert_same_floats(w, g, dims * LANES);
             /* n heads, and 16 keys that lie as q does */
             bool fine = generic->index_scores(w, keys.data, p.data, 0.1f, q.data, n, dims * (stride == dims));
-            assert_int_equal(tables[t]->index_scores(g, keys.data, p.data, 0.1f, q.data, n, dims * (stride == dims)), fine);
+            assert_int_equal(tables[t]->index_scores(g, keys.data, p.data, 0.1f, q.data, n, dims * (stride == dims)),
+                             fine);
             assert_same_floats(w, g, LANES);
         }
         for (int i = 0; i < 2; i++) guarded_free(&want[i]), guarded_free(&got[i]);
-        guarded_free(&q), guarded_free(&keys), guarded_free(&p), guarded_free(&top), guarded_free(&sum), guarded_free(&old);
+        guarded_free(&q), guarded_free(&keys), guarded_free(&p), guarded_free(&top), guarded_free(&sum),
+            guarded_free(&old);
     }
 }
 

@@ -16,8 +16,8 @@
 #include <cmocka.h>
 
 #include "common/file.h"
-#include "common/mem.h"
 #include "common/float_mode.h"
+#include "common/mem.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 #include "kernels/math.h"

@@ -138,12 +138,9 @@ static void short_memory_is_told(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_thread_takes_part_once),
-        cmocka_unit_test(nobody_passes_a_barrier_early),
-        cmocka_unit_test(small_parts_stay_with_the_caller),
-        cmocka_unit_test(denormals_are_kept_in_every_thread),
-        cmocka_unit_test(shares_cover_everything_once),
-        cmocka_unit_test(short_memory_is_told),
+        cmocka_unit_test(every_thread_takes_part_once),     cmocka_unit_test(nobody_passes_a_barrier_early),
+        cmocka_unit_test(small_parts_stay_with_the_caller), cmocka_unit_test(denormals_are_kept_in_every_thread),
+        cmocka_unit_test(shares_cover_everything_once),     cmocka_unit_test(short_memory_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/float_mode.h"
 #include "common/clock.h"
+#include "common/float_mode.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/system.h"
