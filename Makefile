@@ -221,7 +221,7 @@ ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
 $(foreach t,$(EMULATED),$(eval $(call emulated_program,$(t))))
 endif
 TEST_PROGRAMS := $(EMULATED:%=$(B)/tests/test_%_emulated) $(TESTS:%=$(B)/tests/%) $(FUZZ:%=$(B)/tests/fuzz/%)
-TEST_SCRIPTS  := $(sort $(wildcard tests/cluster/*.sh))
+TEST_SCRIPTS  := $(sort $(wildcard tests/cluster/*.sh tests/cross/*.sh))
 RUN := MODE=$(MODE) BUILD=$(B) POTLUCK=$(B)/potluck tests/run
 
 # ---- targets ---------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) uint64_t read_plain(const uint8_t *
     return sum[0][0] + sum[0][1];
 }
 
-enum { AHEAD = 2048 };
+enum { AHEAD = 1024 };
 
 #define PLAIN(name, streams, ahead)                                                       \
     static uint64_t name(const pot_kernels *kernels, const uint8_t *data, size_t bytes) { \

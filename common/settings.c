@@ -60,9 +60,9 @@ static const pot_option table[] = {
          "Weight format of the experts, such as mxfp4 or q4g64; `auto` keeps what the files hold where that is "
          "possible."),
     TEXT("dense", NULL, dense_format, "auto", "FORMAT", "Model", MODEL,
-         "Weight format of the attention and other dense weights."),
+         "Weight format of the attention projections; `auto` is q4g64."),
     TEXT("head", NULL, head_format, "auto", "FORMAT", "Model", MODEL,
-         "Weight format of the output head and the embeddings."),
+         "Weight format of the output head, the embeddings and the other dense weights; `auto` is q8g32."),
     INTEGER("ctx", NULL, ctx, "8192", "TOKENS", "Model", MODEL, 1, 16777216, NULL,
             "Room for so many tokens of prompt and answer; never more than the model allows."),
     CHOICE("kv", kv, "bf16", "bf16|f32", "FORMAT", "Model", MODEL,

@@ -33,7 +33,7 @@ static uint32_t read_streams(const uint8_t *const stream[4], size_t bytes) {
     for (int s = 0; s < 4; s++) sum[s] = vi_set(0);
     for (size_t at = 0; at < bytes; at += POT_LINE_BYTES)
         for (int s = 0; s < 4; s++) {
-            __builtin_prefetch(stream[s] + at + 2 * POT_PREFETCH_AHEAD);
+            __builtin_prefetch(stream[s] + at + POT_PREFETCH_AHEAD);
             sum[s] = vi_add(sum[s], vi_line(stream[s] + at));
         }
     int32_t lane[POT_TILE_ROWS];

@@ -4,7 +4,7 @@
 #include "common/mem.h"
 #include "model/model_internal.h"
 
-const pot_format_policy pot_format_policy_default = {.dense = POT_FORMAT_Q8_G32, .head = POT_FORMAT_Q8_G32};
+const pot_format_policy pot_format_policy_default = {.dense = POT_FORMAT_Q4_G64, .head = POT_FORMAT_Q8_G32};
 
 /* ---- experts ----------------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +87,13 @@ pot_format pot_model_format(const pot_model *m, pot_role role, uint32_t layer) {
     pot_source source;
     if (pot_source_find(&source, m, role, layer, 0, NULL) != POT_OK) return POT_FORMAT_NONE;
     if (!is_float(&source.stored)) return pot_stored_natural_format(&source.stored);
-    return role == POT_ROLE_EMBED || role == POT_ROLE_HEAD ? m->policy.head : m->policy.dense;
+    switch (role) {
+    case POT_ROLE_Q_A:
+    case POT_ROLE_Q_B:
+    case POT_ROLE_KV_A:
+    case POT_ROLE_O: return m->policy.dense;
+    default: return m->policy.head;
+    }
 }
 
 pot_format pot_model_packed_format(const pot_model *m, pot_role role, uint32_t layer) {

@@ -64,8 +64,8 @@ typedef enum pot_role {
 typedef struct pot_format_policy {
     bool reference;
     pot_format experts; /* routed, shared, dense MLP; NONE = as stored */
-    pot_format dense;   /* attention, indexer projections, eh_proj; NONE = q8g32 */
-    pot_format head;    /* head and embeddings; NONE = q8g32 */
+    pot_format dense;   /* attention projections; NONE = q4g64 */
+    pot_format head;    /* head, embeddings, eh_proj, indexer projections; NONE = q8g32 */
 } pot_format_policy;
 extern const pot_format_policy pot_format_policy_default;
 
