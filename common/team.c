@@ -1,14 +1,14 @@
 /* A part is published by adding one to `call`; helpers wait for that word to change, work, and count themselves in.
  *
- * Every wait has three stages: pauses for a few microseconds (nobody else can be served faster), then sched_yield between
- * looks (whoever else wants the core gets it), then the futex.  A yield that takes long is the sign that the core is shared,
- * and ends the spinning at once: two ranks on the same cores then behave like threads that sleep.  Words that threads wait on
- * keep away from each other by a cache line or two. */
+ * Every wait looks at its word for a while and then sleeps on a futex.  How long it looks is learnt: each thread doubles its
+ * patience when looking was enough and halves it when it was not, so that threads whose cores are shared, or whose work
+ * comes rarely, sleep at once.  Looking never yields: the scheduler gives a core that is given away to whoever computes there, for
+ * milliseconds, while a thread that sleeps is preferred when it is woken.  Words that threads wait on keep away from each
+ * other by a cache line or two. */
 #include "common/team.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,10 +18,8 @@
 #include "common/mem.h"
 
 enum {
-    PAUSES = 200,  /* of some 10 to 40 ns: longer than the slack between threads that do equal shares */
-    SPIN_US = 300, /* helpers without work; more than lies between two parts of a step that runs in this process */
-    BARRIER_SPIN_US = 2000,
-    SHARED_CORE_US = 30,      /* a yield that takes longer gave the core to somebody else */
+    LEAST_US = 2,  /* a thread looks for its word at least so long before it sleeps: about what the others' slack is */
+    MOST_US = 200, /* and at most: more than lies between two parts of a step that runs in this process */
     PRODUCTS_AWAKE = 1 << 17, /* some microseconds of one thread */
     PRODUCTS_ASLEEP = 1 << 20 /* some ten: what waking takes on a virtual machine (bench_regions) */
 };
@@ -59,18 +57,26 @@ static void raise_word(signal_word *word) {
         syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
+static _Thread_local unsigned patience_us = MOST_US;
+
+static bool look_for_change(signal_word *word, unsigned old) {
+    const uint64_t begin = pot_now_us();
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (atomic_load_explicit(&word->value, memory_order_acquire) != old) return true;
+            pause_cpu();
+        }
+    } while (pot_now_us() - begin < patience_us);
+    return false;
+}
+
 /* Returns when the word is no longer `old`. */
-static void await_change(signal_word *word, unsigned old, uint64_t spin_us) {
-    for (int i = 0; i < PAUSES; i++) {
-        if (atomic_load_explicit(&word->value, memory_order_acquire) != old) return;
-        pause_cpu();
+static void await_change(signal_word *word, unsigned old) {
+    if (look_for_change(word, old)) {
+        if (patience_us < MOST_US) patience_us *= 2;
+        return;
     }
-    for (uint64_t begin = pot_now_us(), before = begin, now; before - begin < spin_us; before = now) {
-        sched_yield();
-        if (atomic_load_explicit(&word->value, memory_order_acquire) != old) return;
-        now = pot_now_us();
-        if (now - before > SHARED_CORE_US) break;
-    }
+    if (patience_us > LEAST_US) patience_us /= 2;
     /* The order matters: raise_word reads `sleepers` after it has changed the value, so either it sees this thread or the
      * futex sees the new value. */
     atomic_fetch_add(&word->sleepers, 1);
@@ -92,7 +98,7 @@ static void *help(void *context) {
     pot_free(b);
     pot_fp_strict();
     for (unsigned seen = 0;; seen++) {
-        await_change(&team->call, seen, SPIN_US);
+        await_change(&team->call, seen);
         if (team->quit) return NULL;
         team->part(team->context, thread, team->threads);
         if (atomic_fetch_sub(&team->busy, 1) == 1) raise_word(&team->finished);
@@ -155,7 +161,7 @@ void pot_team_run(pot_team *team, uint64_t products, pot_team_part *part, void *
     atomic_store(&team->busy, (unsigned)team->threads - 1);
     raise_word(&team->call);
     part(context, 0, team->threads);
-    await_change(&team->finished, finished, BARRIER_SPIN_US);
+    await_change(&team->finished, finished);
 }
 
 void pot_team_barrier(pot_team *team, int threads) {
@@ -166,5 +172,5 @@ void pot_team_barrier(pot_team *team, int threads) {
         raise_word(&team->passed);
         return;
     }
-    await_change(&team->passed, passed, BARRIER_SPIN_US);
+    await_change(&team->passed, passed);
 }

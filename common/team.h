@@ -1,9 +1,8 @@
 /* The threads that compute together: one caller and threads - 1 helpers that live as long as the team.
  *
  * A decode step is hundreds of short parallel parts, so starting one must cost about a microsecond; but the cores are also
- * wanted by other ranks, by the network and by the disk.  Hence: helpers wait for the next part spinning, a few tenths of a
- * millisecond at most, and give way whenever somebody else wants their core; then they sleep until they are called.
- * docs/kernels.md has the figures.  OpenMP stays where a region runs for milliseconds (packing, loading).
+ * wanted by other ranks, by the network and by the disk.  Hence: helpers wait for the next part spinning for 0.2 ms at most, and
+ * less where that was in vain before; then they sleep until they are called.  docs/kernels.md has the figures.  OpenMP stays where a region runs for milliseconds (packing, loading).
  *
  * Flush-to-zero is off in every thread (DESIGN 3, rule 2).  One caller at a time; a part does not start another one.
  */
