@@ -101,7 +101,7 @@ $(B)/%.stamp build/cuda/%.stamp: ;
 
 # One instruction set a file: the suffix gives the flags.
 # gcc would first make all products of an unrolled loop and add them afterwards, for which there are no registers.
-KERNEL_OPT  := $(if $(filter release,$(MODE)),-O3,-O1) $(if $(filter gcc%,$(CC)),-fno-tree-ter -fno-tree-reassoc)
+KERNEL_OPT  := $(if $(filter release,$(MODE)),-O3,-O1) $(if $(shell $(CC) --version | grep -i clang),,-fno-tree-ter -fno-tree-reassoc)
 ISA_avx2    := $(KERNEL_OPT) -mavx2 -mfma -mf16c
 ISA_avxvnni := $(ISA_avx2) -mavxvnni
 ISA_avx512  := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512vnni

@@ -4,7 +4,6 @@
  * A window of a kernel is followed at once by a window that only reads other cold weights and, for several tokens, by one that only
  * computes.  The result is the ratio of neighbouring windows: 1.0 is what the memory, or the arithmetic of this instruction set, can do.
  * Weights are random and packed once a shape; the pool repeats them, which costs a kernel the same as a pool of different ones. */
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,6 @@
  * other ranks end at once, so that any command may stand behind mpirun. */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -70,8 +70,9 @@ static const pot_option table[] = {
     INTEGER("prefill-tile", NULL, prefill_tile, "64", "TOKENS", "Model", ENGINE, 1, 65536, NULL,
             "Rows of the prompt that are computed together; it changes the speed, never the result."),
 
-    CHOICE("kernels", kernels, "auto", "auto|generic|avx2", "NAME", "Machine", ALL,
-           "The instruction set to compute with; `auto` takes the best that this machine has."),
+    TEXT("kernels", NULL, kernels, "auto", "NAME", "Machine", ALL,
+         "The instruction set to compute with: generic, avx2, avxvnni, avx512, amx or neon; `auto` takes the best that "
+         "this machine has."),
     INTEGER("threads", NULL, threads, "0", "THREADS", "Machine", ENGINE | BENCH, 0, 4096, NULL,
             "Compute threads of each process; 0 shares the machine's cores among its processes."),
     SWITCH(

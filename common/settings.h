@@ -37,7 +37,7 @@ typedef struct pot_settings {
     const char *kv;                                          /* bf16 | f32; reference implies f32 */
     int64_t prefill_tile;
     /* Machine */
-    const char *kernels; /* auto | generic | avx2 */
+    const char *kernels; /* "auto" or a table's name (kernels/kernels.h) */
     int64_t threads;     /* 0 = choose */
     bool keep_binding;   /* stay on the cores that the launcher chose */
     /* Cluster */

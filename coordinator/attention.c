@@ -20,7 +20,7 @@
 #include "common/mem.h"
 #include "kernels/math.h"
 
-enum { LANES = 16, KEY_BLOCK = 64 };
+enum { KEY_BLOCK = 64 };
 
 struct pot_attention {
     const pot_config *config;
@@ -34,7 +34,7 @@ struct pot_attention {
     float *kv;            /* [max_tile][kv_lora + rope] */
     float *nope;          /* [heads][max_tile][nope] gathered per head */
     float *lifted;        /* [heads][max_tile][kv_lora] q~ */
-    float *query;         /* [max_tile][head_groups][key_width][LANES] */
+    float *query;         /* [max_tile][head_groups][key_width][POT_LANES] */
     float *values;        /* [heads][max_tile][kv_lora] */
     float *head_out;      /* [heads][max_tile][v] */
     float *context;       /* [max_tile][heads * v] the same, row by row: the input of o_proj */
@@ -87,11 +87,11 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
     a->config = c;
     a->compute = *compute;
     a->max_tile = max_tile;
-    a->head_groups = (c->n_heads + LANES - 1) / LANES;
+    a->head_groups = (c->n_heads + POT_LANES - 1) / POT_LANES;
     a->key_width = c->kv_lora + c->rope_dim;
     size_t n = max_tile, heads = c->n_heads, pairs = c->rope_dim / 2;
     /* keys, scores and weights of one block; values of one block and of all so far */
-    size_t scratch_floats = (size_t)KEY_BLOCK * (a->key_width + 2 * LANES) + 2 * LANES * (size_t)c->kv_lora;
+    size_t scratch_floats = (size_t)KEY_BLOCK * (a->key_width + 2 * POT_LANES) + 2 * POT_LANES * (size_t)c->kv_lora;
     a->scratch_bytes = (scratch_floats * sizeof(float) + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES;
     struct {
         float **place;
@@ -102,7 +102,7 @@ pot_status pot_attention_create(pot_attention **out, const pot_model *model, con
                   {&a->kv, n * a->key_width},
                   {&a->nope, n * heads * c->nope_dim},
                   {&a->lifted, n * heads * c->kv_lora},
-                  {&a->query, n * a->head_groups * a->key_width * LANES},
+                  {&a->query, n * a->head_groups * a->key_width * POT_LANES},
                   {&a->values, n * heads * c->kv_lora},
                   {&a->head_out, n * heads * c->v_dim},
                   {&a->context, n * heads * c->v_dim},
@@ -299,11 +299,12 @@ static pot_status lift_queries(pot_attention *a, const pot_layer_weights *w, uin
     if (s != POT_OK) return s;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < c->n_heads; h++) {
-            float *query = a->query + ((size_t)i * a->head_groups + h / LANES) * a->key_width * LANES + h % LANES;
+            float *query =
+                a->query + ((size_t)i * a->head_groups + h / POT_LANES) * a->key_width * POT_LANES + h % POT_LANES;
             const float *lifted = a->lifted + ((size_t)h * n + i) * c->kv_lora;
             const float *rope = a->q + (size_t)i * q_width + h * head_width + c->nope_dim;
-            for (uint32_t d = 0; d < c->kv_lora; d++) query[(size_t)d * LANES] = lifted[d];
-            for (uint32_t d = 0; d < c->rope_dim; d++) query[(size_t)(c->kv_lora + d) * LANES] = rope[d];
+            for (uint32_t d = 0; d < c->kv_lora; d++) query[(size_t)d * POT_LANES] = lifted[d];
+            for (uint32_t d = 0; d < c->rope_dim; d++) query[(size_t)(c->kv_lora + d) * POT_LANES] = rope[d];
         }
     return POT_OK;
 }
@@ -332,14 +333,14 @@ static void attend(const pot_attention *a, float *const *values, const float *qu
     uint32_t latent = c->kv_lora;
     float scale = 1.0f / sqrtf((float)(c->nope_dim + c->rope_dim));
     float *keys = (float *)(void *)scratch;                  /* [KEY_BLOCK][key_width] */
-    float *scores = keys + (size_t)KEY_BLOCK * a->key_width; /* [KEY_BLOCK][LANES] */
-    float *weights = scores + KEY_BLOCK * LANES;             /* [KEY_BLOCK][LANES] */
-    float *total = weights + KEY_BLOCK * LANES;              /* [latent][LANES] */
-    float *block = total + (size_t)latent * LANES;           /* [latent][LANES] */
-    float top[LANES], sum[LANES];
+    float *scores = keys + (size_t)KEY_BLOCK * a->key_width; /* [KEY_BLOCK][POT_LANES] */
+    float *weights = scores + KEY_BLOCK * POT_LANES;         /* [KEY_BLOCK][POT_LANES] */
+    float *total = weights + KEY_BLOCK * POT_LANES;          /* [latent][POT_LANES] */
+    float *block = total + (size_t)latent * POT_LANES;       /* [latent][POT_LANES] */
+    float top[POT_LANES], sum[POT_LANES];
     for (uint32_t begin = 0; begin < list->count; begin += KEY_BLOCK) {
         uint32_t n = list->count - begin < KEY_BLOCK ? list->count - begin : KEY_BLOCK;
-        float block_top[LANES], block_sum[LANES], old_part[LANES], block_part[LANES];
+        float block_top[POT_LANES], block_sum[POT_LANES], old_part[POT_LANES], block_part[POT_LANES];
         gather_keys(keys, a, list, begin, n);
         k->attention_scores(scores, query, keys, a->key_width, n, a->key_width);
         if (begin == 0) {
@@ -349,7 +350,7 @@ static void attend(const pot_attention *a, float *const *values, const float *qu
         }
         k->attention_softmax(weights, block_top, block_sum, scores, scale, n);
         k->attention_values(block, weights, keys, a->key_width, n, latent);
-        for (uint32_t h = 0; h < LANES; h++) {
+        for (uint32_t h = 0; h < POT_LANES; h++) {
             float new_top = block_top[h] > top[h] ? block_top[h] : top[h];
             old_part[h] = pot_expf(top[h] - new_top);
             block_part[h] = pot_expf(block_top[h] - new_top);
@@ -359,7 +360,7 @@ static void attend(const pot_attention *a, float *const *values, const float *qu
         k->attention_merge(total, block, old_part, block_part, latent);
     }
     for (uint32_t h = 0; h < heads; h++)
-        for (uint32_t d = 0; d < latent; d++) values[h][d] = total[(size_t)d * LANES + h] / sum[h];
+        for (uint32_t d = 0; d < latent; d++) values[h][d] = total[(size_t)d * POT_LANES + h] / sum[h];
 }
 
 typedef struct attending {
@@ -378,16 +379,16 @@ static void attending_part(void *context, int thread, int threads) {
     (void)threads;
     for (uint32_t item; (item = atomic_fetch_add(&t->next, 1)) < t->n * a->head_groups;) {
         uint32_t i = item / a->head_groups, group = item % a->head_groups, at = t->first + i;
-        uint32_t heads = c->n_heads - group * LANES < LANES ? c->n_heads - group * LANES : LANES;
+        uint32_t heads = c->n_heads - group * POT_LANES < POT_LANES ? c->n_heads - group * POT_LANES : POT_LANES;
         key_list list = {.sequence = t->rows[i].sequence,
                          .layer = t->layer,
                          .count = selection->count[at],
                          .positions =
                              selection->everything[at] ? NULL : selection->positions + (size_t)at * selection->stride};
-        float *values[LANES];
+        float *values[POT_LANES];
         for (uint32_t h = 0; h < heads; h++)
-            values[h] = a->values + ((size_t)(group * LANES + h) * t->n + i) * c->kv_lora;
-        attend(a, values, a->query + (size_t)item * a->key_width * LANES, &list, heads,
+            values[h] = a->values + ((size_t)(group * POT_LANES + h) * t->n + i) * c->kv_lora;
+        attend(a, values, a->query + (size_t)item * a->key_width * POT_LANES, &list, heads,
                a->scratch + (size_t)thread * a->scratch_bytes);
     }
 }

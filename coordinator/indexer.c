@@ -8,7 +8,7 @@
 #include "coordinator/attention.h"
 #include "kernels/convert.h"
 
-enum { LANES = 16, PART_KEYS = 128, MAX_INDEX_DIM = 512 };
+enum { PART_KEYS = 128, MAX_INDEX_DIM = 512 };
 
 /* Larger score first, then smaller index: one integer order in which no two keys are equal. */
 static uint64_t order_key(float score, uint32_t index) {
@@ -63,15 +63,15 @@ typedef struct scoring {
 static bool score_keys(float *scores, const pot_index_query *q, uint32_t begin, uint32_t end) {
     const pot_config *c = q->config;
     const uint32_t dims = c->index_dim;
-    float keys[LANES * MAX_INDEX_DIM], turned[LANES * MAX_INDEX_DIM], out[LANES];
+    float keys[POT_LANES * MAX_INDEX_DIM], turned[POT_LANES * MAX_INDEX_DIM], out[POT_LANES];
     const float scale = 1.0f / sqrtf((float)dims);
     bool finite = true;
-    for (uint32_t t = begin; t < end; t += LANES) {
-        uint32_t n = end - t < LANES ? end - t : LANES;
+    for (uint32_t t = begin; t < end; t += POT_LANES) {
+        uint32_t n = end - t < POT_LANES ? end - t : POT_LANES;
         pot_kv_index_read(keys, q->sequence, q->compute->kernels, q->layer, t, n);
-        if (n < LANES) memset(keys + (size_t)n * dims, 0, (LANES - n) * dims * sizeof *keys);
+        if (n < POT_LANES) memset(keys + (size_t)n * dims, 0, (POT_LANES - n) * dims * sizeof *keys);
         for (uint32_t d = 0; d < dims; d++)
-            for (uint32_t i = 0; i < LANES; i++) turned[d * LANES + i] = keys[i * dims + d];
+            for (uint32_t i = 0; i < POT_LANES; i++) turned[d * POT_LANES + i] = keys[i * dims + d];
         finite &= q->compute->kernels->index_scores(out, q->q, q->weights, scale, turned, c->index_heads, dims);
         memcpy(scores + t, out, n * sizeof *out);
     }

@@ -2,8 +2,8 @@
  *
  * For each job and each of its rows: h = swiglu(gate x, up x) over the chunk's inner rows; h quantized in blocks of 32 when
  * `down` is an integer format; v = weight * (down h); acc[row] += rint(v * 2^grid).  Phase A (gate, up, SwiGLU,
- * requantize) is parallel over jobs and tiles, phase B (down and sum) over tiles of hidden, so no two threads write one
- * sum; two barriers in all.  Integer sums do not depend on order, grouping or threads.
+ * requantize) is parallel over stretches of the jobs' chunks, phase B (down and sum) over stretches of hidden, so no two threads
+ * write one sum; two barriers in all.  Integer sums do not depend on order, grouping or threads.
  */
 #ifndef POT_KERNELS_FFN_H
 #define POT_KERNELS_FFN_H
@@ -25,8 +25,8 @@ typedef struct pot_ffn_scratch {
 } pot_ffn_scratch;
 void pot_ffn_scratch_free(pot_ffn_scratch *scratch);
 
-/* acc [n rows of x][hidden] int64 is added to.  POT_NUMERIC names the expert whose value was not finite or too large (any
- * one of them when there are several); acc is then unspecified. */
+/* acc [n rows of x][hidden] int64 is added to.  POT_NUMERIC names the expert whose value was not finite or too large
+ * (that of the first such job); acc is then unspecified. */
 pot_status pot_ffn_run(const pot_compute *compute, int64_t *acc, uint32_t hidden, const pot_act_row *x,
                        const pot_ffn_job *jobs, uint32_t n_jobs, int grid, pot_ffn_scratch *scratch, pot_err *err);
 

@@ -1,7 +1,7 @@
 /* One table of function pointers per instruction set; every table gives the same bits (DESIGN 3).
  *
- * kernels_generic.c is complete and defines the results; kernels_<isa>.c fills the slots that it has and inherits the
- * rest, so no slot is ever empty.  The table is picked once from CPUID, or forced by name (--kernels).
+ * kernels_generic.c is complete and defines the results; kernels_<isa>.c gives the same with other
+ * instructions; no slot is ever empty.  The table is picked once from CPUID, or forced by name (--kernels).
  * The list POT_KERNEL_TABLES feeds dispatch, tests and benches: a table that is not tested cannot be chosen.
  * Kernels are single-threaded, keep no state, allocate nothing; callers split the work (linear.h, ffn.h).
  */
@@ -29,6 +29,8 @@ typedef struct pot_act_row {
 /* y[i*y_stride + r] = (row r of w) . x[i], for r in tiles [tile_begin, tile_end) and below w->rows, i in [0, n). */
 typedef void pot_matmul(float *y, size_t y_stride, const pot_matrix *w, uint32_t tile_begin, uint32_t tile_end,
                         const pot_act_row *x, uint32_t n);
+
+enum { POT_LANES = 16 }; /* of row functions: heads or keys side by side; accumulators of a norm */
 
 typedef struct pot_kernels {
     const char *name; /* "generic", "avx2", ... */

@@ -7,11 +7,6 @@
 
 enum { FEW_TILES_4 = 2, TILES_MANY = 4, ROWS_MANY = 16, FLOAT_ROWS = 8 };
 
-POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
-    (void)panel; /* panels do not come here: panel_rows is our own */
-    return e2m1 ? 12 : 1 << (bits - 1);
-}
-
 /* Signed codes, a line a quad. */
 POT_INLINE void unpack_block(uint8_t *panel, const uint8_t *lines, const int bits, const bool e2m1) {
     POT_UNROLL
@@ -93,9 +88,6 @@ static void panel_rows(float *acc, const integer_panel *panel, const pot_act_row
     }
 }
 
-/* clang-format off: the second needs what the first defines */
-#include "kernels/simd_probe.h"
-#include "kernels/simd_rows.h"
-/* clang-format on */
+#include "kernels/simd_table.h"
 
 POT_SIMD_TABLE(amx);

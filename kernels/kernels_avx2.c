@@ -9,14 +9,6 @@ POT_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
 }
 POT_INLINE vi vi_dot4(vi acc, vi w, vi x) { return (vi){dot4(acc.low, w.low, x.low), dot4(acc.high, w.high, x.high)}; }
 
-POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
-    (void)panel;
-    return e2m1 ? 12 : 1 << (bits - 1);
-}
-
-POT_INLINE __m256i offset_bytes(const uint8_t *at) {
-    return _mm256_xor_si256(load_bytes(at), _mm256_set1_epi8((char)0x80));
-}
 POT_INLINE __m256i low_nibbles(__m256i w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
 POT_INLINE __m256i high_nibbles(__m256i w) { return low_nibbles(_mm256_srli_epi16(w, 4)); }
 
@@ -97,11 +89,13 @@ POT_INLINE void dots_small(vi dot[], const uint8_t *lines, const int8_t *const x
             low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(w_low, codes));
             high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(w_high, codes));
         }
-        if (q == 7 || (e2m1 && q == 3)) POT_UNROLL
-        for (int r = 0; r < R; r++) {
-            dot[r].low = _mm256_add_epi32(dot[r].low, _mm256_madd_epi16(low[r], ones));
-            dot[r].high = _mm256_add_epi32(dot[r].high, _mm256_madd_epi16(high[r], ones));
-            low[r] = high[r] = _mm256_setzero_si256();
+        if (q == 7 || (e2m1 && q == 3)) {
+            POT_UNROLL
+            for (int r = 0; r < R; r++) {
+                dot[r].low = _mm256_add_epi32(dot[r].low, _mm256_madd_epi16(low[r], ones));
+                dot[r].high = _mm256_add_epi32(dot[r].high, _mm256_madd_epi16(high[r], ones));
+                low[r] = high[r] = _mm256_setzero_si256();
+            }
         }
     }
 }
@@ -119,10 +113,6 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
     }
 }
 
-/* clang-format off: each needs what the one before it defines */
-#include "kernels/simd_matmul.h"
-#include "kernels/simd_probe.h"
-#include "kernels/simd_rows.h"
-/* clang-format on */
+#include "kernels/simd_table.h"
 
 POT_SIMD_TABLE(avx2);

@@ -5,23 +5,20 @@ POT_INLINE vi vi_dot4(vi acc, vi w, vi x) {
     return (vi){_mm256_dpbusd_avx_epi32(acc.low, w.low, x.low), _mm256_dpbusd_avx_epi32(acc.high, w.high, x.high)};
 }
 
-POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
-    (void)panel;
-    return e2m1 ? 12 : 1 << (bits - 1);
-}
-
 /* Unsigned codes of quad q, rows 8h..8h+7. */
 POT_INLINE __m256i unsigned_codes(const uint8_t *lines, const int q, const int h, const int bits, const bool e2m1) {
     if (bits != 8) return small_codes(lines, q, h, bits, e2m1);
-    return _mm256_xor_si256(load_bytes(lines + q * POT_LINE_BYTES + h * HALF), _mm256_set1_epi8((char)0x80));
+    return offset_bytes(lines + q * POT_LINE_BYTES + h * HALF);
 }
 
 POT_INLINE void unpack_block(uint8_t *panel, const uint8_t *lines, const int bits, const bool e2m1) {
     POT_UNROLL
-    for (int q = 0; q < POT_BLOCK / 4; q++) POT_UNROLL
-    for (int h = 0; h < 2; h++)
-        _mm256_store_si256((__m256i *)(void *)(panel + q * POT_LINE_BYTES + h * HALF),
-                           unsigned_codes(lines, q, h, bits, e2m1));
+    for (int q = 0; q < POT_BLOCK / 4; q++) {
+        POT_UNROLL
+        for (int h = 0; h < 2; h++)
+            _mm256_store_si256((__m256i *)(void *)(panel + q * POT_LINE_BYTES + h * HALF),
+                               unsigned_codes(lines, q, h, bits, e2m1));
+    }
 }
 
 POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t *const x[], const int T, const int R,
@@ -43,10 +40,6 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
     }
 }
 
-/* clang-format off: each needs what the one before it defines */
-#include "kernels/simd_matmul.h"
-#include "kernels/simd_probe.h"
-#include "kernels/simd_rows.h"
-/* clang-format on */
+#include "kernels/simd_table.h"
 
 POT_SIMD_TABLE(avxvnni);

@@ -231,27 +231,25 @@ static void bf16_to_f32(float *y, const uint16_t *x, uint32_t n) {
 
 /* ---- attention ---- */
 
-enum { LANES = 16 };
-
 static void attention_scores(float *out, const float *q, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
-    for (uint32_t t = 0; t < n; t++, out += LANES, keys += stride) {
-        float sum[LANES] = {0};
+    for (uint32_t t = 0; t < n; t++, out += POT_LANES, keys += stride) {
+        float sum[POT_LANES] = {0};
         for (uint32_t d = 0; d < dims; d++)
-            for (int h = 0; h < LANES; h++) sum[h] = fmaf(q[(size_t)d * LANES + (size_t)h], keys[d], sum[h]);
+            for (int h = 0; h < POT_LANES; h++) sum[h] = fmaf(q[(size_t)d * POT_LANES + (size_t)h], keys[d], sum[h]);
         memcpy(out, sum, sizeof sum);
     }
 }
 
 static void attention_softmax(float *p, float *top, float *sum, const float *scores, float scale, uint32_t n) {
-    for (int h = 0; h < LANES; h++) {
+    for (int h = 0; h < POT_LANES; h++) {
         top[h] = scores[h] * scale;
         for (uint32_t t = 1; t < n; t++) {
-            float s = scores[(size_t)t * LANES + (size_t)h] * scale;
+            float s = scores[(size_t)t * POT_LANES + (size_t)h] * scale;
             top[h] = s > top[h] ? s : top[h];
         }
         sum[h] = 0;
         for (uint32_t t = 0; t < n; t++) {
-            size_t at = (size_t)t * LANES + (size_t)h;
+            size_t at = (size_t)t * POT_LANES + (size_t)h;
             p[at] = pot_expf(scores[at] * scale - top[h]);
             sum[h] += p[at];
         }
@@ -259,36 +257,36 @@ static void attention_softmax(float *p, float *top, float *sum, const float *sco
 }
 
 static void attention_values(float *out, const float *p, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
-    for (uint32_t d = 0; d < dims; d++, out += LANES) {
-        float sum[LANES] = {0};
+    for (uint32_t d = 0; d < dims; d++, out += POT_LANES) {
+        float sum[POT_LANES] = {0};
         for (uint32_t t = 0; t < n; t++)
-            for (int h = 0; h < LANES; h++)
-                sum[h] = fmaf(p[(size_t)t * LANES + (size_t)h], keys[t * stride + d], sum[h]);
+            for (int h = 0; h < POT_LANES; h++)
+                sum[h] = fmaf(p[(size_t)t * POT_LANES + (size_t)h], keys[t * stride + d], sum[h]);
         memcpy(out, sum, sizeof sum);
     }
 }
 
 static void attention_merge(float *values, const float *block, const float *old_part, const float *block_part,
                             uint32_t dims) {
-    for (uint32_t d = 0; d < dims; d++, values += LANES, block += LANES)
-        for (int h = 0; h < LANES; h++) values[h] = fmaf(block[h], block_part[h], values[h] * old_part[h]);
+    for (uint32_t d = 0; d < dims; d++, values += POT_LANES, block += POT_LANES)
+        for (int h = 0; h < POT_LANES; h++) values[h] = fmaf(block[h], block_part[h], values[h] * old_part[h]);
 }
 
 static bool index_scores(float *out, const float *q, const float *weights, float scale, const float *turned,
                          uint32_t heads, uint32_t dims) {
     bool finite = true;
-    float sum[LANES] = {0};
+    float sum[POT_LANES] = {0};
     for (uint32_t h = 0; h < heads; h++, q += dims) {
-        float dot[LANES] = {0};
+        float dot[POT_LANES] = {0};
         for (uint32_t d = 0; d < dims; d++)
-            for (int t = 0; t < LANES; t++) dot[t] = fmaf(q[d], turned[(size_t)d * LANES + (size_t)t], dot[t]);
-        for (int t = 0; t < LANES; t++) {
+            for (int t = 0; t < POT_LANES; t++) dot[t] = fmaf(q[d], turned[(size_t)d * POT_LANES + (size_t)t], dot[t]);
+        for (int t = 0; t < POT_LANES; t++) {
             float s = dot[t] * scale;
             if (!isfinite(s)) finite = false; /* the comparison below would hide a NaN */
             sum[t] = fmaf(weights[h], s > 0 ? s : 0, sum[t]);
         }
     }
-    for (int t = 0; t < LANES; t++) finite &= isfinite(sum[t]) != 0;
+    for (int t = 0; t < POT_LANES; t++) finite &= isfinite(sum[t]) != 0;
     memcpy(out, sum, sizeof sum);
     return finite;
 }

@@ -127,10 +127,7 @@ POT_INLINE vf vf_column(const uint8_t *line, const int bits, const int j) {
     EACH(vf, quarter_column(line + 16 * p, bits, j));
 }
 
-POT_INLINE int zero_point(const int bits, const bool e2m1, const bool panel) {
-    (void)panel;
-    return e2m1 || bits == 8 ? 0 : 1 << (bits - 1);
-}
+POT_INLINE int zero_point(const int bits, const bool e2m1) { return e2m1 || bits == 8 ? 0 : 1 << (bits - 1); }
 
 /* Codes of quad q, rows 4p..4p+3. */
 POT_INLINE int8x16_t quarter_codes(const uint8_t *lines, const int q, const int p, const int bits, const bool e2m1) {
@@ -174,10 +171,6 @@ POT_INLINE void block_dots(vi dot[], const uint8_t *const lines[], const int8_t 
     }
 }
 
-/* clang-format off: each needs what the one before it defines */
-#include "kernels/simd_matmul.h"
-#include "kernels/simd_probe.h"
-#include "kernels/simd_rows.h"
-/* clang-format on */
+#include "kernels/simd_table.h"
 
 POT_SIMD_TABLE(neon);

@@ -1,5 +1,8 @@
 /* The primitives of simd_matmul.h and simd_rows.h in AVX2 + FMA + F16C: eight rows a register, so a line is two registers.  What
  * multiplies bytes is left to the tables that include this. */
+#ifndef POT_KERNELS_SIMD_AVX2_H
+#define POT_KERNELS_SIMD_AVX2_H
+
 #include "kernels/simd_x86.h"
 
 typedef struct vf {
@@ -112,6 +115,11 @@ POT_INLINE vf vf_column(const uint8_t *line, const int bits, const int j) {
     return EACH(half_column(line, bits, j), half_column(line + HALF, bits, j));
 }
 
+/* int8 as v + 128 */
+POT_INLINE __m256i offset_bytes(const uint8_t *at) {
+    return _mm256_xor_si256(load_bytes(at), _mm256_set1_epi8((char)0x80));
+}
+
 /* Unsigned codes of quad q, rows 8h..8h+7. */
 POT_INLINE __m256i small_codes(const uint8_t *lines, const int q, const int h, const int bits, const bool e2m1) {
     const int per_byte = 8 / bits;
@@ -119,3 +127,5 @@ POT_INLINE __m256i small_codes(const uint8_t *lines, const int q, const int h, c
     w = _mm256_and_si256(_mm256_srli_epi16(w, q % per_byte * bits), _mm256_set1_epi8((char)((1 << bits) - 1)));
     return e2m1 ? _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(e2m1_unsigned_halves()), w) : w;
 }
+
+#endif

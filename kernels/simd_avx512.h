@@ -1,4 +1,7 @@
 /* The primitives of simd_matmul.h and simd_rows.h in AVX-512 (F, BW, VL, VNNI): a line is one register. */
+#ifndef POT_KERNELS_SIMD_AVX512_H
+#define POT_KERNELS_SIMD_AVX512_H
+
 #include "kernels/simd_x86.h"
 
 typedef __m512 vf;
@@ -106,3 +109,5 @@ POT_INLINE void unsigned_dots(vi dot[], const uint8_t *const lines[], const int8
         }
     }
 }
+
+#endif

@@ -5,8 +5,8 @@
  *
  *   few rows      (up to four) several tiles at once, each from its own part of the range: what a core reads per second hangs
  *                 on how many streams it has in flight, far more than on its instructions.  Lines are prefetched.
- *   many rows     TILES_MANY tiles are unpacked once, PANEL_BLOCKS blocks at a time, into a panel in the first cache, and all
- *                 rows pass over it; the accumulators wait in memory between two panels.
+ *   many rows     TILES_MANY tiles are unpacked once, PANEL_BLOCKS blocks at a time, into a panel in the first cache, and up
+ *                 to BATCH rows pass over it; the accumulators wait in memory between two panels.
  *
  * A kernel is compiled for a few numbers of tiles and rows only.  Where there are fewer, the last tile or row is computed again
  * in the unused places, which gives the same bits in the same place.
@@ -16,7 +16,7 @@
  *   vf_from_vi(v) vi_set(x)
  *   vf_scales(at, kind)           the 16 scales of a group
  *   vf_column(line, bits, j)      column j of a line of a float format
- *   zero_point(bits, e2m1, panel) what the codes that block_dots sees are too large by: dots start at -zero_point * sum(x)
+ *   zero_point(bits, e2m1)        what the codes that block_dots sees are too large by: dots start at -zero_point * sum(x)
  *   block_dots(dot, lines, x, T, R, bits, e2m1, panel)
  *                                 dot[t * R + r] += codes of tile t . x[r], exactly; lines[t]: a block of the stream or, if
  *                                 `panel`, what unpack_block made of one; else it prefetches
@@ -28,6 +28,9 @@
  *   MANY_ROWS_BEGIN() MANY_ROWS_END()   if defined: around a product of many rows
  *   OWN_PANEL_ROWS                if defined: panel_rows is the table's own
  */
+#ifndef POT_KERNELS_SIMD_MATMUL_H
+#define POT_KERNELS_SIMD_MATMUL_H
+
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -107,7 +110,7 @@ POT_INLINE void add_block(vf acc[], const vf scale[], const uint8_t *const lines
                           const bool panel) {
     vi dot[MOST];
     const int8_t *codes[MOST_ROWS];
-    const int offset = zero_point(bits, e2m1, panel);
+    const int offset = zero_point(bits, e2m1);
     POT_UNROLL
     for (int r = 0; r < R; r++) {
         codes[r] = x[r].codes + (size_t)b * POT_BLOCK;
@@ -144,14 +147,14 @@ POT_INLINE void integer_few(const rows_at *rows, const pot_matrix *w, const tile
     }
     for (uint32_t b = 0; b < blocks; b++) {
         size_t scales;
-        if (grouped && pot_walk_group(&walk, &scales, kind, blocks_per_group)) POT_UNROLL
-        for (int t = 0; t < T; t++) scale[t] = vf_scales(at->data[t] + scales, kind);
+        if (grouped && pot_walk_group(&walk, &scales, kind, blocks_per_group)) {
+            POT_UNROLL
+            for (int t = 0; t < T; t++) scale[t] = vf_scales(at->data[t] + scales, kind);
+        }
         const size_t offset = pot_walk_lines(&walk, (uint32_t)bits);
         const uint8_t *lines[MOST_TILES];
         POT_UNROLL
-        for (int t = 0; t < T; t++) {
-            lines[t] = at->data[t] + offset;
-        }
+        for (int t = 0; t < T; t++) lines[t] = at->data[t] + offset;
         add_block(acc, scale, lines, rows->x, b, T, R, bits, grouped, e2m1, false);
     }
     POT_UNROLL
@@ -443,3 +446,5 @@ static void run(const product_kernels *k, float *y, size_t y_stride, const pot_m
     }
 POT_FORMAT_MAP(X)
 #undef X
+
+#endif

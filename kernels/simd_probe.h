@@ -3,6 +3,8 @@
  *   vi_line(at) vi_add(a, b)      16 int32 from a line of 64 bytes
  *   vi_dot4(acc, w, x)            acc + four products of bytes a lane, unsigned times signed where the ISA wants it so
  *   KEEP(v)                       the compiler must take v for something that changes here */
+#ifndef POT_KERNELS_SIMD_PROBE_H
+#define POT_KERNELS_SIMD_PROBE_H
 
 enum { CHAINS = 6 /* more than an fma has cycles of latency, divided by two a cycle; few enough for 16 registers */ };
 
@@ -45,24 +47,4 @@ static uint32_t read_streams(const uint8_t *const stream[4], size_t bytes) {
     return total;
 }
 
-/* The table; every slot is one of the functions above. */
-#define POT_SIMD_TABLE(table_name)                    \
-    const pot_kernels pot_kernels_##table_name = {    \
-        .name = #table_name,                          \
-        .matmul = {POT_FORMAT_MAP(POT_SIMD_PRODUCT)}, \
-        .quantize = quantize,                         \
-        .block_sums = block_sums,                     \
-        .swiglu = swiglu,                             \
-        .grid_add = grid_add,                         \
-        .bf16_to_f32 = bf16_to_f32,                   \
-        .rms_norm = rms_norm,                         \
-        .attention_scores = attention_scores,         \
-        .attention_softmax = attention_softmax,       \
-        .attention_values = attention_values,         \
-        .attention_merge = attention_merge,           \
-        .index_scores = index_scores,                 \
-        .peak_int8 = peak_int8,                       \
-        .peak_float = peak_float,                     \
-        .read_streams = read_streams,                 \
-    }
-#define POT_SIMD_PRODUCT(format, name, codes, bits, scale, group) [POT_FORMAT_##format] = matmul_##format,
+#endif

@@ -9,22 +9,23 @@
  *
  * vf_max and vf_min give the second operand when one of the two is NaN, as x86 does.  Arrays that are no multiple of 16 end in a
  * padded copy. */
+#ifndef POT_KERNELS_SIMD_ROWS_H
+#define POT_KERNELS_SIMD_ROWS_H
+
 #include <math.h>
 
 #include "kernels/math.h"
 #include "kernels/tables.h"
 
-enum { LANES = POT_TILE_ROWS };
-
 /* The last n < 16 elements, zeros behind them. */
 POT_INLINE vf load_tail(const float *x, uint32_t n) {
-    float padded[LANES] = {0};
+    float padded[POT_LANES] = {0};
     memcpy(padded, x, n * sizeof *x);
     return vf_load(padded);
 }
 
 POT_INLINE void store_tail(float *y, vf v, uint32_t n) {
-    float padded[LANES];
+    float padded[POT_LANES];
     vf_store(padded, v);
     memcpy(y, padded, n * sizeof *y);
 }
@@ -50,7 +51,7 @@ POT_INLINE vf vf_swiglu(vf g, vf u) { return vf_mul(vf_div(g, vf_add(vf_set(1.0f
 
 static void swiglu(float *h, const float *g, const float *u, uint32_t n) {
     uint32_t i = 0;
-    for (; n - i >= LANES; i += LANES) vf_store(h + i, vf_swiglu(vf_load(g + i), vf_load(u + i)));
+    for (; n - i >= POT_LANES; i += POT_LANES) vf_store(h + i, vf_swiglu(vf_load(g + i), vf_load(u + i)));
     if (i < n) store_tail(h + i, vf_swiglu(load_tail(g + i, n - i), load_tail(u + i, n - i)), n - i);
 }
 
@@ -59,16 +60,16 @@ static void block_sums(int32_t *sums, const int8_t *codes, uint32_t blocks) {
 }
 
 POT_INLINE float largest_lane(vf v) {
-    float lane[LANES], top = 0;
+    float lane[POT_LANES], top = 0;
     vf_store(lane, v);
-    for (int i = 0; i < LANES; i++) top = lane[i] > top ? lane[i] : top;
+    for (int i = 0; i < POT_LANES; i++) top = lane[i] > top ? lane[i] : top;
     return top;
 }
 
 static bool quantize(int8_t *codes, float *scales, int32_t *sums, const float *x, uint32_t blocks) {
     bool finite = true;
     for (uint32_t b = 0; b < blocks; b++, x += POT_BLOCK, codes += POT_BLOCK) {
-        const vf low = vf_load(x), high = vf_load(x + LANES);
+        const vf low = vf_load(x), high = vf_load(x + POT_LANES);
         if (!vf_finite(low) || !vf_finite(high)) {
             finite = false;
             continue;
@@ -83,7 +84,7 @@ static bool quantize(int8_t *codes, float *scales, int32_t *sums, const float *x
         scales[b] = amax / 127.0f;
         const vf divisor = vf_set(scales[b]);
         vf_store_codes(codes, vf_round(vf_div(low, divisor)));
-        vf_store_codes(codes + LANES, vf_round(vf_div(high, divisor)));
+        vf_store_codes(codes + POT_LANES, vf_round(vf_div(high, divisor)));
         sums[b] = block_sum(codes);
     }
     return finite;
@@ -92,62 +93,63 @@ static bool quantize(int8_t *codes, float *scales, int32_t *sums, const float *x
 static bool grid_add(int64_t *acc, const float *v, float weight, uint32_t n, int grid) {
     const double unit = ldexp(1.0, grid);
     uint32_t i = 0;
-    for (; n - i >= LANES; i += LANES)
+    for (; n - i >= POT_LANES; i += POT_LANES)
         if (!grid_add_some(acc + i, v + i, weight, unit) &&
-            !pot_kernels_generic.grid_add(acc + i, v + i, weight, LANES, grid))
+            !pot_kernels_generic.grid_add(acc + i, v + i, weight, POT_LANES, grid))
             return false;
     return n == i || pot_kernels_generic.grid_add(acc + i, v + i, weight, n - i, grid);
 }
 
 static void bf16_to_f32(float *y, const uint16_t *x, uint32_t n) {
     uint32_t i = 0;
-    for (; n - i >= LANES; i += LANES) vf_store(y + i, vf_widen_bf16(x + i));
+    for (; n - i >= POT_LANES; i += POT_LANES) vf_store(y + i, vf_widen_bf16(x + i));
     if (i < n) pot_kernels_generic.bf16_to_f32(y + i, x + i, n - i);
 }
 
 static void rms_norm(float *y, const float *x, const float *weight, uint32_t n, float eps) {
     vf squares = vf_zero();
     uint32_t i = 0;
-    for (; n - i >= LANES; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
+    for (; n - i >= POT_LANES; i += POT_LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
     if (i < n)
         squares = vf_fma(load_tail(x + i, n - i), load_tail(x + i, n - i), squares); /* + 0 * 0 changes nothing */
-    float lane[LANES];
+    float lane[POT_LANES];
     vf_store(lane, squares);
     const float one = 1.0f / sqrtf(pot_combine(lane) / (float)n + eps);
     const vf scale = vf_set(one);
-    for (i = 0; n - i >= LANES; i += LANES) vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), scale), vf_load(weight + i)));
+    for (i = 0; n - i >= POT_LANES; i += POT_LANES)
+        vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), scale), vf_load(weight + i)));
     for (; i < n; i++) y[i] = x[i] * one * weight[i];
 }
 
 /* ---- attention: lanes are 16 heads, a key is broadcast ---- */
 
-enum { KEYS_AT_ONCE = 4 };
+enum { CHAINS_AT_ONCE = 4 };
 
 /* K keys side by side: as many fmaf chains. */
 POT_INLINE void scores_of(float *out, const float *q, const float *keys, size_t stride, uint32_t dims, const int K) {
-    vf sum[KEYS_AT_ONCE];
+    vf sum[CHAINS_AT_ONCE];
     for (int t = 0; t < K; t++) sum[t] = vf_zero();
     for (uint32_t d = 0; d < dims; d++) {
-        const vf query = vf_load(q + (size_t)d * LANES);
+        const vf query = vf_load(q + (size_t)d * POT_LANES);
         for (int t = 0; t < K; t++) sum[t] = vf_fma(query, vf_set(keys[(size_t)t * stride + d]), sum[t]);
     }
-    for (int t = 0; t < K; t++) vf_store(out + (size_t)t * LANES, sum[t]);
+    for (int t = 0; t < K; t++) vf_store(out + (size_t)t * POT_LANES, sum[t]);
 }
 
 static void attention_scores(float *out, const float *q, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
     uint32_t t = 0;
-    for (; n - t >= KEYS_AT_ONCE; t += KEYS_AT_ONCE)
-        scores_of(out + (size_t)t * LANES, q, keys + t * stride, stride, dims, KEYS_AT_ONCE);
-    for (; t < n; t++) scores_of(out + (size_t)t * LANES, q, keys + t * stride, stride, dims, 1);
+    for (; n - t >= CHAINS_AT_ONCE; t += CHAINS_AT_ONCE)
+        scores_of(out + (size_t)t * POT_LANES, q, keys + t * stride, stride, dims, CHAINS_AT_ONCE);
+    for (; t < n; t++) scores_of(out + (size_t)t * POT_LANES, q, keys + t * stride, stride, dims, 1);
 }
 
 static void attention_softmax(float *p, float *top, float *sum, const float *scores, float scale, uint32_t n) {
     const vf factor = vf_set(scale);
     vf most = vf_mul(vf_load(scores), factor), total = vf_zero();
-    for (uint32_t t = 1; t < n; t++) most = vf_max(vf_mul(vf_load(scores + (size_t)t * LANES), factor), most);
+    for (uint32_t t = 1; t < n; t++) most = vf_max(vf_mul(vf_load(scores + (size_t)t * POT_LANES), factor), most);
     for (uint32_t t = 0; t < n; t++) {
-        vf e = vf_exp(vf_sub(vf_mul(vf_load(scores + (size_t)t * LANES), factor), most));
-        vf_store(p + (size_t)t * LANES, e);
+        vf e = vf_exp(vf_sub(vf_mul(vf_load(scores + (size_t)t * POT_LANES), factor), most));
+        vf_store(p + (size_t)t * POT_LANES, e);
         total = vf_add(total, e);
     }
     vf_store(top, most);
@@ -156,36 +158,36 @@ static void attention_softmax(float *p, float *top, float *sum, const float *sco
 
 /* D neighbouring dimensions side by side. */
 POT_INLINE void values_of(float *out, const float *p, const float *keys, size_t stride, uint32_t n, const int D) {
-    vf sum[KEYS_AT_ONCE];
+    vf sum[CHAINS_AT_ONCE];
     for (int d = 0; d < D; d++) sum[d] = vf_zero();
     for (uint32_t t = 0; t < n; t++) {
-        const vf weight = vf_load(p + (size_t)t * LANES);
+        const vf weight = vf_load(p + (size_t)t * POT_LANES);
         for (int d = 0; d < D; d++) sum[d] = vf_fma(weight, vf_set(keys[t * stride + (size_t)d]), sum[d]);
     }
-    for (int d = 0; d < D; d++) vf_store(out + (size_t)d * LANES, sum[d]);
+    for (int d = 0; d < D; d++) vf_store(out + (size_t)d * POT_LANES, sum[d]);
 }
 
 static void attention_values(float *out, const float *p, const float *keys, size_t stride, uint32_t n, uint32_t dims) {
     uint32_t d = 0;
-    for (; dims - d >= KEYS_AT_ONCE; d += KEYS_AT_ONCE)
-        values_of(out + (size_t)d * LANES, p, keys + d, stride, n, KEYS_AT_ONCE);
-    for (; d < dims; d++) values_of(out + (size_t)d * LANES, p, keys + d, stride, n, 1);
+    for (; dims - d >= CHAINS_AT_ONCE; d += CHAINS_AT_ONCE)
+        values_of(out + (size_t)d * POT_LANES, p, keys + d, stride, n, CHAINS_AT_ONCE);
+    for (; d < dims; d++) values_of(out + (size_t)d * POT_LANES, p, keys + d, stride, n, 1);
 }
 
 static void attention_merge(float *values, const float *block, const float *old_part, const float *block_part,
                             uint32_t dims) {
     const vf old_factor = vf_load(old_part), factor = vf_load(block_part);
-    for (uint32_t d = 0; d < dims; d++, values += LANES, block += LANES)
+    for (uint32_t d = 0; d < dims; d++, values += POT_LANES, block += POT_LANES)
         vf_store(values, vf_fma(vf_load(block), factor, vf_mul(vf_load(values), old_factor)));
 }
 
 /* H heads side by side for 16 keys, added to their sums in ascending order. */
 POT_INLINE vf index_heads(vf sum, bool *finite, const float *q, const float *weights, float scale, const float *turned,
                           uint32_t dims, const int H) {
-    vf dot[KEYS_AT_ONCE];
+    vf dot[CHAINS_AT_ONCE];
     for (int h = 0; h < H; h++) dot[h] = vf_zero();
     for (uint32_t d = 0; d < dims; d++) {
-        const vf keys = vf_load(turned + (size_t)d * LANES);
+        const vf keys = vf_load(turned + (size_t)d * POT_LANES);
         for (int h = 0; h < H; h++) dot[h] = vf_fma(vf_set(q[(size_t)h * dims + d]), keys, dot[h]);
     }
     for (int h = 0; h < H; h++) {
@@ -201,9 +203,11 @@ static bool index_scores(float *out, const float *q, const float *weights, float
     bool finite = true;
     vf sum = vf_zero();
     uint32_t h = 0;
-    for (; heads - h >= KEYS_AT_ONCE; h += KEYS_AT_ONCE)
-        sum = index_heads(sum, &finite, q + (size_t)h * dims, weights + h, scale, turned, dims, KEYS_AT_ONCE);
+    for (; heads - h >= CHAINS_AT_ONCE; h += CHAINS_AT_ONCE)
+        sum = index_heads(sum, &finite, q + (size_t)h * dims, weights + h, scale, turned, dims, CHAINS_AT_ONCE);
     for (; h < heads; h++) sum = index_heads(sum, &finite, q + (size_t)h * dims, weights + h, scale, turned, dims, 1);
     vf_store(out, sum);
     return finite & vf_finite(sum);
 }
+
+#endif

@@ -1,4 +1,7 @@
 /* What every x86 table has in common, in 256-bit registers; AVX2 is the least that any of them has. */
+#ifndef POT_KERNELS_SIMD_X86_H
+#define POT_KERNELS_SIMD_X86_H
+
 #include <immintrin.h>
 #include <string.h>
 
@@ -33,6 +36,9 @@ POT_INLINE bool grid_add_some(int64_t *acc, const float *v, float weight, double
     return true;
 }
 
+/* Codes are stored or made unsigned: v + 2^(bits-1), E2M1 in halves + 12. */
+POT_INLINE int zero_point(const int bits, const bool e2m1) { return e2m1 ? 12 : 1 << (bits - 1); }
+
 /* Twice the value of each E2M1 code, plus 12; and without the 12. */
 POT_INLINE __m128i e2m1_unsigned_halves(void) {
     return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
@@ -46,3 +52,5 @@ POT_INLINE int32_t four_codes(const int8_t *x) {
     memcpy(&quad, x, sizeof quad);
     return quad;
 }
+
+#endif

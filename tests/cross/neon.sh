@@ -12,7 +12,7 @@ if ! command -v $cc >/dev/null || [ -z "$qemu" ]; then
 fi
 [ "${MODE:-release}" = release ] || { echo "the cross compiler's program is the same in every mode"; exit 77; }
 
-out=$BUILD/cross
+out=${BUILD:-build/release}/cross
 mkdir -p "$out"
 flags='-std=gnu11 -D_GNU_SOURCE= -O1 -Wall -Wextra -Werror -ffp-contract=off -fno-fast-math -pthread -I. -Itests/cross'
 objects=
