@@ -48,7 +48,14 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: bench/plot_kernels.py kernels.csv [kernels.png]")
     path = sys.argv[1]
-    title, cases = read(path)
+    try:
+        title, cases = read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{path}: {error}")
+    needed = ("format", "table", "shape", "rows", "fraction", "fraction_p90", "peak_fraction", "peak_fraction_p90")
+    cases = [case for case in cases if all(case.get(name) is not None for name in needed)]
+    if not cases:
+        sys.exit(f"{path}: holds no case; the CSV of `potluck bench kernels` was expected")
     one = [case for case in cases if case["rows"] == "1"]
     many = [case for case in cases if case["rows"] == "64" and case["peak_fraction"]]
     figure, (left, right) = plt.subplots(1, 2, figsize=(15, 6))

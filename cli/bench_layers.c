@@ -50,7 +50,8 @@ typedef struct bench {
     pot_roof roof;
     double roofline; /* of the latest window */
     sample own;      /* adds up over the layers of a token */
-    uint32_t seen;   /* tokens */
+    uint32_t last_layer;
+    uint32_t seen; /* tokens */
     samples dense, whole, computed;
 } bench;
 
@@ -95,6 +96,9 @@ static void end_token(bench *b) {
 static void on_work(void *context, const pot_work_done *work) {
     bench *b = context;
     if (!b->compute) meet(b, work);
+    /* A rank that had nothing to do in the last layer did not see that token end; it is left out. */
+    if (b->cli->launch.rank > 0 && work->layer <= b->last_layer) b->own = (sample){0};
+    b->last_layer = work->layer;
     b->own.bytes += (double)(work->record->vram_bytes + work->record->ram_bytes + work->record->disk_bytes);
     b->own.us += work->record->compute_us;
     /* The coordinator's own worker runs in the middle of its phase: it reads later. */

@@ -18,9 +18,11 @@
 #include "common/mem.h"
 
 enum {
-    LEAST_US = 2,  /* a thread looks for its word at least so long before it sleeps: about what the others' slack is */
-    MOST_US = 200, /* and at most: more than lies between two parts of a step that runs in this process */
-    PRODUCTS_AWAKE = 1 << 17, /* some microseconds of one thread */
+    /* A thread looks for its word at least and at most so long before it sleeps (each a power of two times the other).  The least
+     * is about what waking takes, so little is lost by it, and gaps up to it are enough to learn patience again. */
+    LEAST_US = 25,
+    MOST_US = 200,            /* more than lies between two parts of a step that runs in this process */
+    PRODUCTS_AWAKE = 1 << 18, /* splitting pays from here on (bench_regions): some seven microseconds of one thread */
     PRODUCTS_ASLEEP = 1 << 20 /* some ten: what waking takes on a virtual machine (bench_regions) */
 };
 
