@@ -22,8 +22,8 @@ enum {
      * is about what waking takes, so little is lost by it, and gaps up to it are enough to learn patience again. */
     LEAST_US = 25,
     MOST_US = 200,            /* more than lies between two parts of a step that runs in this process */
-    PRODUCTS_AWAKE = 1 << 18, /* splitting pays from here on (bench_regions): some seven microseconds of one thread */
-    PRODUCTS_ASLEEP = 1 << 20 /* some ten: what waking takes on a virtual machine (bench_regions) */
+    PRODUCTS_AWAKE = 1 << 17, /* from here on splitting pays (bench_regions): some microseconds of one thread */
+    PRODUCTS_ASLEEP = 1 << 20 /* waking costs more than such a part gains, but the next parts find the helpers awake */
 };
 
 /* A word that changes, and how many threads sleep until it does. */
