@@ -103,8 +103,10 @@ $(B)/%.stamp build/cuda/%.stamp: ;
 # gcc would first make all products of an unrolled loop and add them afterwards, for which there are no registers.
 KERNEL_OPT  := $(if $(filter release,$(MODE)),-O3,-O1) $(if $(shell $(CC) --version | grep -i clang),,-fno-tree-ter -fno-tree-reassoc)
 ISA_avx2    := $(KERNEL_OPT) -mavx2 -mfma -mf16c
-ISA_avxvnni := $(ISA_avx2) -mavxvnni
-ISA_avx512  := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512vnni
+# Sanitizers make these files take minutes and see what they see in the avx2 table, which has the same body.
+PLAIN       := $(if $(filter release debug,$(MODE)),,-fno-sanitize=all)
+ISA_avxvnni := $(ISA_avx2) -mavxvnni $(PLAIN)
+ISA_avx512  := $(ISA_avx2) $(PLAIN) -mavx512f -mavx512bw -mavx512vl -mavx512vnni
 ISA_amx     := $(ISA_avx512) -mamx-tile -mamx-int8
 ISA_neon    := $(KERNEL_OPT) -march=armv8.2-a+dotprod
 $(B)/kernels/kernels_%.o: ISA = $(ISA_$(*:kernels/kernels_%=%))
@@ -205,7 +207,7 @@ ifneq ($(filter-out $(SELF_SUFFICIENT),$(or $(MAKECMDGOALS),all)),)
 $(foreach b,$(BENCHES),$(eval $(call bench_program,$(b))))
 endif
 # The exactness tests once more with every table of the architecture, the ones that this CPU lacks emulated (tests/emulated).
-EMULATED := $(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),exact contract)
+EMULATED := $(if $(filter release,$(MODE)),$(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),exact contract))
 EMULATED_OBJS := $(patsubst %,$(B)/tests/emulated/kernels_%.o,avxvnni avx512 amx) $(B)/tests/emulated/cpu.o
 $(B)/tests/emulated/kernels_%.o: ISA := $(ISA_avx2) -O1 -Itests/emulated -Wno-psabi -Wno-pedantic
 $(B)/tests/emulated/kernels_%.o: kernels/kernels_%.c $(B)/flags.stamp
