@@ -4,7 +4,7 @@
  * patience when looking was enough and halves it when it was not, so that threads whose cores are shared, or whose work
  * comes rarely, sleep at once.  Looking never yields: the scheduler gives a core that is given away to whoever computes there, for
  * milliseconds, while a thread that sleeps is preferred when it is woken.  Words that threads wait on keep away from each
- * other by a cache line or two. */
+ * other by a cache line. */
 #include "common/team.h"
 
 #include <linux/futex.h>
@@ -28,7 +28,7 @@ enum {
 
 /* A word that changes, and how many threads sleep until it does. */
 typedef struct signal_word {
-    _Alignas(128) atomic_uint value;
+    _Alignas(64) atomic_uint value;
     atomic_uint sleepers;
 } signal_word;
 
@@ -37,11 +37,11 @@ struct pot_team {
     bool eager, quit;
     pot_team_part *part; /* of the current call */
     void *context;
-    signal_word call;                  /* parts begun */
-    signal_word finished;              /* parts that the helpers have finished */
-    signal_word passed;                /* barriers passed */
-    _Alignas(128) atomic_uint busy;    /* helpers that still work on this call */
-    _Alignas(128) atomic_uint arrived; /* threads at the barrier */
+    signal_word call;                 /* parts begun */
+    signal_word finished;             /* parts that the helpers have finished */
+    signal_word passed;               /* barriers passed */
+    _Alignas(64) atomic_uint busy;    /* helpers that still work on this call */
+    _Alignas(64) atomic_uint arrived; /* threads at the barrier */
     pthread_t helpers[];
 };
 
@@ -118,7 +118,7 @@ static void dismiss(pot_team *team, int n) {
 pot_status pot_team_create(pot_team **out, int threads, bool eager, pot_err *err) {
     POT_ASSERT(threads >= 1);
     size_t helpers = (size_t)threads - 1, bytes = sizeof(pot_team) + helpers * sizeof(pthread_t);
-    pot_team *team = pot_alloc_aligned((bytes + 127) / 128 * 128);
+    pot_team *team = pot_alloc_aligned(bytes);
     if (!team) return pot_fail(err, POT_NO_MEMORY, "no memory for a team of %d threads", threads);
     team->threads = threads;
     team->eager = eager;
