@@ -45,6 +45,20 @@ EMULATED __m512i emulated_srai_epi32(__m512i v, unsigned count) {
     memcpy(&v, lane, sizeof lane);
     return v;
 }
+EMULATED __m512i emulated_srli_epi16(__m512i v, unsigned count) {
+    uint16_t lane[32];
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < 32; i++) lane[i] = count > 15 ? 0 : (uint16_t)(lane[i] >> count);
+    memcpy(&v, lane, sizeof lane);
+    return v;
+}
+EMULATED __m512i emulated_slli_epi32(__m512i v, unsigned count) {
+    uint32_t lane[16];
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < 16; i++) lane[i] = count > 31 ? 0 : lane[i] << count;
+    memcpy(&v, lane, sizeof lane);
+    return v;
+}
 EMULATED __m512i emulated_cvtepu8_epi32(__m128i v) {
     uint8_t in[16];
     uint32_t lane[16];
@@ -97,6 +111,11 @@ EMULATED __m512i emulated_dpbusd_512(__m512i acc, __m512i u, __m512i s) {
     return acc;
 }
 
+/* SIMDe wants the counts of these to be constants before anything is inlined. */
+#undef _mm512_srli_epi16
+#undef _mm512_slli_epi32
+#define _mm512_srli_epi16 emulated_srli_epi16
+#define _mm512_slli_epi32 emulated_slli_epi32
 #undef _mm512_dpbusd_epi32
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtps_epi32 emulated_cvtps_epi32
