@@ -180,7 +180,7 @@ $(foreach f,$(FUZZ),$(eval $(call fuzz_program,$(f))))
 endif
 # test_cuda runs kernels/cuda without a GPU: the same sources, compiled for the host against tests/cuda_shim.
 CXX       := $(if $(filter default,$(origin CXX)),$(patsubst gcc%,g++%,$(patsubst clang%,clang++%,$(CC))),$(CXX))
-CXX_FLAGS := -std=gnu++17 $(OPT_$(MODE)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas $(if $(WERROR),-Werror) \
+CXX_FLAGS := -std=gnu++17 $(OPT_$(MODE)) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-pass-failed $(if $(WERROR),-Werror) \
              $(NUMERIC) -MMD -MP -DPOT_HAVE_CUDA -I. -Itests/cuda_shim
 SHIM_OBJS := $(patsubst %.cu,$(B)/shim/%.o,$(CU_SOURCES)) $(patsubst %.cpp,$(B)/shim/%.o,$(wildcard tests/cuda_shim/*.cpp))
 $(B)/shim/%.o: %.cu $(B)/flags.stamp
