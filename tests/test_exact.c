@@ -255,6 +255,44 @@ static void products_are_the_same_by_every_table(void **state) {
         }
 }
 
+/* Each code in every lane and in each of the four places of a lane: column k of row r holds code k + 17 r. */
+static void every_code_of_a_byte_is_multiplied(void **state) {
+    (void)state;
+    enum { CODES = 256, ROWS = 40 };
+    static const pot_format FORMATS[] = {POT_FORMAT_FP8, POT_FORMAT_Q8_ROW, POT_FORMAT_Q8_G32};
+    static const uint32_t COUNTS[] = {1, 2, 4, 9};
+    const pot_kernels *tables[MAX_TABLES];
+    const int n_tables = pot_kernels_list(tables, MAX_TABLES);
+    pot_fp_strict();
+    for (size_t f = 0; f < sizeof FORMATS / sizeof FORMATS[0]; f++)
+        for (size_t c = 0; c < sizeof COUNTS / sizeof COUNTS[0]; c++) {
+            random_matrix source;
+            random_matrix_create(&source, FORMATS[f], ROWS, CODES);
+            for (uint32_t r = 0; r < ROWS; r++)
+                for (uint32_t k = 0; k < CODES; k++) {
+                    uint8_t code = (uint8_t)(k + 17 * r);
+                    bool nan = FORMATS[f] == POT_FORMAT_FP8 && (code & 0x7f) == 0x7f; /* the packer refuses those */
+                    source.codes[r * CODES + k] = nan ? 0x7e : code;
+                }
+            pot_matrix w;
+            guarded memory = pack_guarded(&source.stored, FORMATS[f], 0, CODES, &w);
+            static random_acts x;
+            static float want[9 * ROWS], got[9 * ROWS];
+            random_acts_create(&x, COUNTS[c], CODES);
+            tables[0]->matmul[w.format](want, ROWS, &w, 0, pot_tiles(ROWS), x.row, x.n);
+            check_against_double(want, &w, &x);
+            for (int t = 1; t < n_tables; t++) {
+                memset(got, 0xff, sizeof got);
+                tables[t]->matmul[w.format](got, ROWS, &w, 0, pot_tiles(ROWS), x.row, x.n);
+                if (memcmp(want, got, (size_t)x.n * ROWS * 4) != 0)
+                    fail_msg("%s by %s, %u rows", pot_format_get(FORMATS[f])->name, tables[t]->name, x.n);
+            }
+            random_acts_free(&x);
+            guarded_free(&memory);
+            random_matrix_free(&source);
+        }
+}
+
 /* ---- rows ---- */
 
 /* Overflow spreads through sums and hides everything else, so most rounds have none. */
@@ -722,6 +760,7 @@ static void expert_fault_names_the_expert(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_the_same_by_every_table),
+        cmocka_unit_test(every_code_of_a_byte_is_multiplied),
         cmocka_unit_test(row_functions_are_the_same_by_every_table),
         cmocka_unit_test(attention_is_the_same_by_every_table),
         cmocka_unit_test(quantizers_are_the_same_by_every_table),
