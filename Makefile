@@ -23,7 +23,7 @@ LAYERS := common kernels placement proto model worker coordinator cli
 
 # ---- packages --------------------------------------------------------------------------------------------------
 # Debian 12 has no pkg-config file for UCX; MPI is asked through its wrapper.
-PKGS       := jansson libxxhash hwloc inih libprotobuf-c
+PKGS       := jansson libxxhash hwloc inih libprotobuf-c liburing
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
@@ -111,7 +111,11 @@ ISA_amx     := $(ISA_avx512) -mamx-tile -mamx-int8
 ISA_neon    := $(KERNEL_OPT) -march=armv8.2-a+dotprod
 $(B)/kernels/kernels_%.o: ISA = $(ISA_$(*:kernels/kernels_%=%))
 ISA_generic := $(KERNEL_OPT)
-$(B)/proto/bootstrap_mpi.o $(B)/cli/cmd_about.o: ISA := $(MPI_CFLAGS)
+# Packing a model is made of these loops.  At -O2 gcc makes vectors of few of them, and of none with a choice in it while it must count
+# floating-point exceptions; values do not depend on that.
+$(B)/kernels/pack.o $(B)/kernels/quantize.o $(B)/kernels/stored.o $(B)/kernels/unpack.o: ISA := \
+    $(if $(filter release,$(MODE)),-O3) -fno-trapping-math
+$(B)/proto/bootstrap_mpi.o $(B)/cli/cmd_about.o $(B)/cli/doctor_network.o: ISA := $(MPI_CFLAGS)
 
 # Generated headers must exist before their users compile; after that the .d files know.
 $(foreach l,proto model worker coordinator cli,$(OBJ_$(l))): | $(B)/gen/proto/control.pb-c.h
@@ -194,6 +198,14 @@ $(B)/shim/%.o: %.cpp $(B)/flags.stamp
 $(B)/tests/test_cuda.o: ISA := -DPOT_HAVE_CUDA
 $(B)/tests/test_cuda: $(SHIM_OBJS)
 $(B)/tests/test_cuda: LIBS += -lstdc++
+
+# test_vram: a whole cluster whose workers keep experts on that GPU.
+$(B)/shim/worker/device.o: worker/device.c $(B)/flags.stamp
+	@mkdir -p $(@D)
+	@$(if $(filter 0,$(V)),echo "  CC   $<")
+	$(Q)$(CC) $(CFLAGS_ALL) -DPOT_HAVE_CUDA -c $< -o $@
+$(B)/tests/test_vram: $(SHIM_OBJS) $(B)/shim/worker/device.o
+$(B)/tests/test_vram: LIBS += -lstdc++
 
 # Measuring programs, bench/bench_<name>.c: built like tests, run by hand.
 BENCHES := $(filter-out $(if $(CU_OBJS),,bench_cuda),$(patsubst bench/%.c,%,$(wildcard bench/bench_*.c)))
@@ -310,4 +322,4 @@ uninstall: ## remove what `make install` with the same PREFIX put there
 clean: ## remove build/
 	rm -rf build
 
--include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(SHIM_OBJS:.o=.d) $(wildcard $(B)/tests/*.d $(B)/tests/emulated/*.d $(B)/tests/fuzz/*.d $(B)/bench/*.d)
+-include $(foreach l,$(LAYERS),$(OBJ_$(l):.o=.d)) $(SHIM_OBJS:.o=.d) $(B)/shim/worker/device.d $(wildcard $(B)/tests/*.d $(B)/tests/emulated/*.d $(B)/tests/fuzz/*.d $(B)/bench/*.d)

@@ -273,7 +273,7 @@ static pot_status pack(const bench *b, uint8_t *out, size_t tile_stride, pot_for
                          .codes = b->source,
                          .row_stride = cols * sizeof(float),
                          .name = "random weights"};
-    return pot_pack(out, tile_stride, format, &source, 0, rows, 0, cols, err);
+    return pot_pack(out, tile_stride, format, POT_ROUNDING_AUTO, &source, 0, rows, 0, cols, err);
 }
 
 /* Packs an eighth of a matrix, or a chunk, and fills the pool with it; fills the activations. */

@@ -60,14 +60,15 @@ typedef struct bench {
 /* Borrows the store's memory as the pool. */
 static void meet(bench *b, const pot_work_done *work) {
     const pot_kernels *best;
+    size_t bytes;
+    const uint8_t *memory = pot_store_memory(work->store, &bytes);
     b->compute = work->compute;
     b->layers = pot_model_config(work->model)->n_layers;
     /* The roof only reads. */
-    b->roof = (pot_roof){
-        .team = work->compute->team,
-        .reads = pot_kernels_pick(&best, "auto", NULL) == POT_OK ? best : work->compute->kernels,
-        .slab = {.base = (uint8_t *)(uintptr_t)pot_store_memory(work->store), .bytes = pot_store_bytes(work->store)},
-        .bytes = pot_store_bytes(work->store)};
+    b->roof = (pot_roof){.team = work->compute->team,
+                         .reads = pot_kernels_pick(&best, "auto", NULL) == POT_OK ? best : work->compute->kernels,
+                         .slab = {.base = (uint8_t *)(uintptr_t)memory, .bytes = bytes},
+                         .bytes = bytes};
 }
 
 /* A store of a few megabytes is good for tests; what is read then is a cache. */

@@ -19,7 +19,7 @@ typedef struct pot_command {
     const char *name; /* one or two words */
     unsigned bit;     /* whose flags it takes */
     pot_status (*function)(const pot_cli *cli, pot_err *err);
-    const char *arguments; /* "MODEL TEXT": one word an argument, all needed */
+    const char *arguments; /* "MODEL TEXT [MORE]": one word an argument, needed unless it is in brackets */
     bool every_rank;       /* works on all ranks of a launch, not on rank 0 alone */
     const char *help;      /* one line */
 } pot_command;
@@ -37,10 +37,24 @@ static const pot_command commands[] = {
     {"template", POT_CMD_TOOLS, pot_cmd_template, "MODEL", false, "messages to the prompt that the model sees"},
     {"inspect", POT_CMD_TOOLS, pot_cmd_inspect, "MODEL", false,
      "what a model directory holds, and the memory it needs"},
+    {"plan", POT_CMD_PLAN, pot_cmd_plan, "MODEL", false,
+     "what would lie where, and how fast that would be, before anything is loaded"},
+    {"status", POT_CMD_STATUS, pot_cmd_status, "", false, "what the potluck processes on this machine are doing"},
+    {"doctor", POT_CMD_MACHINE, pot_cmd_doctor, "[MODEL]", false,
+     "whether this machine is set up well, and what to do where it is not"},
+    {"convert", POT_CMD_CONVERT, pot_cmd_convert, "SRC DST", false,
+     "pack a checkpoint once, so that it need not fit into memory"},
+    {"verify", POT_CMD_STATUS, pot_cmd_verify, "DIR", false, "compare every checksum of a converted model"},
+    {"bench slice", POT_CMD_SLICE, pot_cmd_bench_slice, "DIR", false,
+     "write a converted model with GLM-5.2's dimensions, few layers and random weights"},
     {"bench kernels", POT_CMD_BENCH, pot_cmd_bench_kernels, "", false,
      "how fast this machine multiplies, against what its memory and cores can do"},
+    {"bench machine", POT_CMD_MACHINE, pot_cmd_bench_machine, "[PATH]", true,
+     "how fast memory, disk, GPU and links are, for a cluster file"},
     {"bench layers", POT_CMD_LAYERS, pot_cmd_bench_layers, "MODEL", true,
      "how fast a token passes the layers of a model, such as random:glm-5.2"},
+    {"bench store", POT_CMD_STORE, pot_cmd_bench_store, "MODEL", false,
+     "how fast experts come from memory and disk, by budget, policy and way of reading"},
     {"config show", POT_CMD_ALL, pot_cmd_config_show, "", false, "every option, its value and where it came from"},
     {"config options", POT_CMD_TOOLS, pot_cmd_config_options, "", false, "every option as Markdown (docs/options.md)"},
     {"version", POT_CMD_TOOLS, pot_cmd_version, "", false, "version, kernels, transports and compiler"},
@@ -121,9 +135,12 @@ static bool has_flag(int argc, char **argv, const char *flag) {
 /* ---- options ------------------------------------------------------------------------------------------------------ */
 
 static pot_status check_arguments(const pot_command *command, const pot_cli *cli, pot_err *err) {
-    int expected = *command->arguments != 0;
-    for (const char *c = command->arguments; *c; c++) expected += *c == ' ';
-    if (cli->n_arguments == expected) return POT_OK;
+    int expected = *command->arguments != 0, optional = 0;
+    for (const char *c = command->arguments; *c; c++) {
+        expected += *c == ' ';
+        optional += *c == '[';
+    }
+    if (cli->n_arguments >= expected - optional && cli->n_arguments <= expected) return POT_OK;
     if (cli->n_arguments > expected) {
         return pot_fail(err, POT_USAGE, "%s: unexpected argument `%s` (usage: potluck %s %s [options])", command->name,
                         cli->arguments[expected], command->name, command->arguments);
@@ -243,6 +260,7 @@ int main(int argc, char **argv) {
     pot_err err = {0};
     pot_out out = {0};
     pot_cli cli = {.out = &out};
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow: write() says so */
     signal(SIGPIPE, SIG_IGN); /* write() reports a closed pipe, and an orderly end follows */
     pot_stop_install();
     pot_launch_detect(&cli.launch);

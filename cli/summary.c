@@ -60,6 +60,8 @@ static void phase_line(pot_buffer *out, const char *name, const pot_summary *s, 
     pot_buffer_byte(out, '\n');
 }
 
+static double percent(uint64_t part, uint64_t whole) { return whole ? 100.0 * (double)part / (double)whole : 100.0; }
+
 void pot_summary_text(pot_buffer *out, const pot_summary *s) {
     uint32_t workers = pot_peers_count(s->cluster->peers);
     pot_buffer_format(out, "\nloaded     in %.2f s, %u worker%s, context %u tokens\n",
@@ -72,15 +74,21 @@ void pot_summary_text(pot_buffer *out, const pot_summary *s) {
 #define X(name) phase_line(out, #name, s, s->prefill->name##_us, s->decode->name##_us);
     POT_PHASE_MAP(X)
 #undef X
-    pot_buffer_format(out, "\n  %-6s %-20s %-8s %9s %11s %11s %12s %11s\n", "worker", "host", "kernels", "rounds",
-                      "sent MiB", "back MiB", "compute ms", "holds MiB");
+    pot_buffer_format(out, "\n  %-6s %-20s %-8s %9s %11s %11s %12s %11s %8s %11s %7s\n", "worker", "host", "kernels",
+                      "rounds", "sent MiB", "back MiB", "compute ms", "holds MiB", "in mem", "disk MiB", "GB/s");
     for (uint32_t w = 0; w < workers; w++) {
         const pot_peer_stats *p = pot_peers_stats(s->cluster->peers, w);
-        pot_buffer_format(out, "  %-6u %-20.20s %-8.8s %9llu %11.2f %11.2f %12.1f %11.1f\n", w, p->host, p->kernels,
-                          (unsigned long long)p->rounds, (double)p->sent_bytes / 1048576,
+        pot_buffer_format(out, "  %-6u %-20.20s %-8.8s %9llu %11.2f %11.2f %12.1f %11.1f %7.1f%% %11.1f %7.2f\n", w,
+                          p->host, p->kernels, (unsigned long long)p->rounds, (double)p->sent_bytes / 1048576,
                           (double)p->received_bytes / 1048576, (double)p->compute_us / 1e3,
-                          (double)p->held_bytes / 1048576);
+                          (double)p->held_bytes / 1048576, percent(p->read_bytes - p->disk_bytes, p->read_bytes),
+                          (double)p->disk_bytes / 1048576,
+                          p->load_us ? (double)p->disk_bytes / 1e3 / (double)p->load_us : 0.0);
     }
+    const pot_engine_stats *engine = pot_engine_get_stats(s->cluster->engine);
+    if (engine->hints)
+        pot_buffer_format(out, "\n  --prefetch: %.1f%% of the experts that were expected a layer ahead were chosen\n",
+                          percent(engine->hints_right, engine->hints));
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------------------------- */
@@ -117,10 +125,13 @@ void pot_summary_json(pot_buffer *out, const pot_summary *s) {
         pot_json_quote(out, p->kernels, strlen(p->kernels));
         pot_buffer_format(out,
                           ", \"rounds\": %llu, \"sent_bytes\": %llu, \"received_bytes\": %llu, \"compute_us\": %llu, "
-                          "\"held_bytes\": %llu}",
+                          "\"held_bytes\": %llu, \"read_bytes\": %llu, \"disk_bytes\": %llu, \"load_us\": %llu}",
                           (unsigned long long)p->rounds, (unsigned long long)p->sent_bytes,
                           (unsigned long long)p->received_bytes, (unsigned long long)p->compute_us,
-                          (unsigned long long)p->held_bytes);
+                          (unsigned long long)p->held_bytes, (unsigned long long)p->read_bytes,
+                          (unsigned long long)p->disk_bytes, (unsigned long long)p->load_us);
     }
-    pot_buffer_text(out, "]}\n");
+    const pot_engine_stats *engine = pot_engine_get_stats(s->cluster->engine);
+    pot_buffer_format(out, "], \"hints\": %llu, \"hints_right\": %llu}\n", (unsigned long long)engine->hints,
+                      (unsigned long long)engine->hints_right);
 }

@@ -13,12 +13,13 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/system.h"
 
 /* An open file and its facts; directories are refused here because read() on them says nothing useful. */
 static pot_status open_for_reading(int *fd, struct stat *info, const char *path, pot_err *err) {
     do {
         *fd = open(path, O_RDONLY | O_CLOEXEC);
-    } while (*fd < 0 && errno == EINTR);
+    } while (*fd < 0 && errno == EINTR && !pot_stop_requested()); /* a pipe may have no other end */
     if (*fd < 0) {
         bool missing = errno == ENOENT || errno == ENOTDIR;
         return pot_fail(err, missing ? POT_NOT_FOUND : POT_IO, "%s: cannot be opened: %s", path, strerror(errno));

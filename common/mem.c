@@ -180,3 +180,13 @@ void pot_memory_read(pot_memory_info *out) {
     uint64_t room = read_cgroups(out);
     out->usable_bytes = room < out->available_bytes ? room : out->available_bytes;
 }
+
+uint64_t pot_memory_resident(void) { return number_in_file("/proc/self/status", "VmRSS:", 0) * 1024; }
+uint64_t pot_memory_peak(void) { return number_in_file("/proc/self/status", "VmHWM:", 0) * 1024; }
+
+void pot_memory_peak_reset(void) {
+    FILE *file = fopen("/proc/self/clear_refs", "we");
+    if (!file) return;
+    fputs("5", file); /* see proc(5) */
+    fclose(file);
+}

@@ -38,6 +38,11 @@ typedef struct pot_memory_info {
 } pot_memory_info;
 void pot_memory_read(pot_memory_info *out);
 
+/* Of this process: resident now, and the most since the start or the last reset.  0 where /proc does not tell. */
+uint64_t pot_memory_resident(void);
+uint64_t pot_memory_peak(void);
+void pot_memory_peak_reset(void);
+
 /* Tests: the nth allocation from now on (1 = the next) fails once; 0 = never. */
 void pot_mem_fail_at(uint64_t nth);
 

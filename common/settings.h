@@ -13,8 +13,14 @@ enum {
     POT_CMD_TOOLS = 16 /* tokenize, template, inspect, config */,
     POT_CMD_BENCH = 32,  /* bench kernels */
     POT_CMD_LAYERS = 64, /* bench layers */
+    POT_CMD_STORE = 128, /* bench store */
+    POT_CMD_CONVERT = 256,
+    POT_CMD_SLICE = 512, /* bench slice */
+    POT_CMD_PLAN = 1024,
+    POT_CMD_MACHINE = 2048, /* doctor, bench machine */
+    POT_CMD_STATUS = 4096,  /* status, verify */
     POT_CMD_ENGINE = POT_CMD_RUN | POT_CMD_CHAT | POT_CMD_WORKER | POT_CMD_EVAL | POT_CMD_LAYERS,
-    POT_CMD_ALL = 127
+    POT_CMD_ALL = 8191
 };
 
 typedef struct pot_settings {
@@ -40,10 +46,25 @@ typedef struct pot_settings {
     const char *kernels; /* "auto" or a table's name (kernels/kernels.h) */
     int64_t threads;     /* 0 = choose */
     bool keep_binding;   /* stay on the cores that the launcher chose */
+    /* Expert store */
+    uint64_t ram, vram;      /* bytes for experts; UINT64_MAX = auto */
+    const char *disk_cache;  /* directory for packed chunks; NULL = none */
+    const char *cache;       /* policy's name (placement/cache.h) */
+    const char *read_path;   /* auto | direct | cached */
+    const char *read_engine; /* auto | uring | pool */
+    int64_t read_depth;      /* reads in flight; 0 = choose */
+    bool prefetch;
+    const char *usage; /* file, "auto" or "off" */
+    /* Conversion */
+    const char *mtp_format; /* "auto" or a format's name */
+    const char *layers;     /* "A-B", "A" or NULL = all */
+    const char *rounding;   /* auto | search | ocp */
+    bool delete_source;
     /* Cluster */
-    const char *map;   /* contiguous | round-robin | sliced | random:SEED */
-    const char *model; /* --model: worker's own path */
-    uint64_t spin_us;  /* --spin; UINT64_MAX = auto */
+    const char *cluster; /* --cluster FILE */
+    const char *map;     /* contiguous | round-robin | sliced | random:SEED */
+    const char *model;   /* --model: worker's own path */
+    uint64_t spin_us;    /* --spin; UINT64_MAX = auto */
     uint64_t heartbeat_us, dead_us, timeout_us;
     /* Output */
     const char *log, *config;

@@ -26,6 +26,7 @@ struct pot_cluster_parts {
     pot_map *map;
     pot_compute compute;
     pot_work_observer observer;
+    pot_beacon *beacon; /* for `potluck status`; NULL when it cannot be */
 };
 
 /* ---- from settings ---------------------------------------------------------------------------------------------------------- */
@@ -44,14 +45,43 @@ static pot_status find_format(pot_format *out, const char *option, const char *n
     return POT_OK;
 }
 
+/* The option's words are checked where options are read; commands without it have none. */
+static pot_rounding rounding_of(const char *name) {
+    if (name && strcmp(name, "search") == 0) return POT_ROUNDING_SEARCH;
+    return name && strcmp(name, "ocp") == 0 ? POT_ROUNDING_OCP : POT_ROUNDING_AUTO;
+}
+
 pot_status pot_settings_policy(pot_format_policy *out, const pot_settings *settings, pot_err *err) {
-    pot_format_policy policy = pot_format_policy_default;
+    pot_format_policy policy = {0}; /* `auto`: what the model has or would get */
     policy.reference = settings->reference;
+    policy.rounding = rounding_of(settings->rounding);
     pot_status s = find_format(&policy.experts, "experts", settings->experts_format, err);
     if (s == POT_OK) s = find_format(&policy.dense, "dense", settings->dense_format, err);
     if (s == POT_OK) s = find_format(&policy.head, "head", settings->head_format, err);
+    if (s == POT_OK && settings->mtp_format) s = find_format(&policy.mtp, "mtp", settings->mtp_format, err);
     if (s == POT_OK) *out = policy;
     return s;
+}
+
+/* The names of these options are choices, which the table has checked. */
+pot_status pot_settings_store(pot_store_choice *out, const pot_settings *settings, pot_err *err) {
+    const char *engine = settings->read_engine, *path = settings->read_path;
+    *out = (pot_store_choice){.ram_bytes = settings->ram,
+                              .reader = {.engine = strcmp(engine, "uring") == 0  ? POT_READ_ENGINE_URING
+                                                   : strcmp(engine, "pool") == 0 ? POT_READ_ENGINE_POOL
+                                                                                 : POT_READ_ENGINE_AUTO,
+                                         .path = strcmp(path, "direct") == 0   ? POT_READ_PATH_DIRECT
+                                                 : strcmp(path, "cached") == 0 ? POT_READ_PATH_CACHED
+                                                                               : POT_READ_PATH_AUTO,
+                                         .depth = (uint32_t)settings->read_depth},
+                              .prefetch = settings->prefetch,
+                              .disk_cache = settings->disk_cache,
+                              .usage = strcmp(settings->usage, "off") == 0 ? NULL : settings->usage,
+                              .timeout_us = settings->timeout_us / 4 * 3}; /* a disk is named before its worker is */
+    if (settings->ram == 0)
+        return pot_fail(err, POT_USAGE,
+                        "--ram 0: experts need some memory, at least for two of them; `auto` takes what is free");
+    return pot_cache_policy_find(&out->policy, settings->cache, err);
 }
 
 static pot_status check_times(const pot_settings *s, pot_err *err) {
@@ -104,18 +134,28 @@ static uint32_t choose_tile(const pot_settings *settings, const pot_config *conf
     return (uint32_t)(settings->prefill_tile < most ? settings->prefill_tile : most);
 }
 
-/* What the coordinator and all workers of this host will hold, before anything is loaded. */
-static pot_status check_memory(const pot_cluster *c, pot_err *err) {
+/* Which workers run on the host of `rank`. */
+static uint64_t workers_beside(const struct pot_cluster_parts *parts, int rank) {
+    const pot_bootstrap *b = &parts->bootstrap;
+    uint64_t mask = (uint64_t)1 << rank;
+    for (int r = 0; r < b->size; r++)
+        if (strcmp(b->ranks[r].host, b->ranks[rank].host) == 0) mask |= (uint64_t)1 << r;
+    return mask;
+}
+
+/* What the coordinator and all workers of this host will hold, before anything is loaded: the experts of a converted model need not be
+ * in memory. */
+static pot_status check_memory(const pot_cluster *c, const pot_settings *settings, pot_err *err) {
     const struct pot_cluster_parts *parts = c->parts;
-    uint64_t bytes = pot_model_coordinator_bytes(c->model) + pot_model_worker_bytes(c->model, parts->map, 0);
-    int here = 1;
-    for (int r = 1; r < parts->bootstrap.size; r++)
-        if (strcmp(parts->bootstrap.ranks[r].host, parts->bootstrap.ranks[0].host) == 0) {
-            bytes += pot_model_worker_bytes(c->model, parts->map, (uint32_t)r);
-            here++;
-        }
+    uint64_t bytes = pot_model_coordinator_bytes(c->model), here = workers_beside(parts, 0);
+    for (uint64_t left = here; left; left &= left - 1) {
+        uint64_t least, all;
+        pot_store_needs(&least, &all, c->model, parts->map, (uint32_t)__builtin_ctzll(left));
+        bytes += pot_model_is_packed(c->model) || settings->disk_cache ? least : all;
+    }
     char what[80];
-    snprintf(what, sizeof what, "the coordinator with %d worker%s on this machine", here, here == 1 ? "" : "s");
+    const int n = __builtin_popcountll(here);
+    snprintf(what, sizeof what, "the coordinator with %d worker%s on this machine", n, n == 1 ? "" : "s");
     return pot_model_check_memory(bytes, what, err);
 }
 
@@ -141,14 +181,19 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
     struct pot_cluster_parts *parts = c->parts;
     pot_status s = pot_map_make(&parts->map, settings->map, 1, n_workers, pot_model_layer_shapes(c->model),
                                 pot_model_layers(c->model), err);
-    if (s == POT_OK) s = check_memory(c, err);
+    if (s == POT_OK) s = check_memory(c, settings, err);
     if (s == POT_OK) s = pot_transport_mem_create(parts->mem, 2, err);
     if (s != POT_OK) return s;
     pot_worker_options own = {.transport = parts->mem[1],
                               .coordinator = 0,
                               .compute = parts->compute,
                               .timeout_us = settings->timeout_us,
+                              .host_workers = workers_beside(parts, 0),
+                              .beacon = parts->beacon,
+                              .role = POT_BEACON_COORDINATOR,
                               .observer = parts->observer};
+    s = pot_settings_store(&own.store, settings, err);
+    if (s != POT_OK) return s;
     s = pot_worker_create(&parts->worker, &own, err);
     if (s != POT_OK) return s;
     pot_peers_options peers = {.local = parts->mem[0],
@@ -169,6 +214,7 @@ static pot_status assemble(pot_cluster *c, const pot_settings *settings, uint32_
                                  .moe = c->moe,
                                  .compute = parts->compute,
                                  .prefill_tile = choose_tile(settings, pot_model_config(c->model)),
+                                 .prefetch = settings->prefetch,
                                  .quiet = settings->quiet};
     return pot_engine_create(&c->engine, &engine, err);
 }
@@ -200,8 +246,12 @@ static pot_status serve(pot_cluster *c, const pot_settings *settings, pot_err *e
                                   .compute = parts->compute,
                                   .model = settings->model,
                                   .timeout_us = settings->timeout_us,
+                                  .host_workers = workers_beside(parts, c->launch.rank),
+                                  .beacon = parts->beacon,
+                                  .role = POT_BEACON_WORKER,
                                   .observer = parts->observer};
-    s = pot_worker_create(&parts->worker, &options, err);
+    s = pot_settings_store(&options.store, settings, err);
+    if (s == POT_OK) s = pot_worker_create(&parts->worker, &options, err);
     return s == POT_OK ? pot_worker_serve(parts->worker, err) : s;
 }
 
@@ -213,6 +263,9 @@ static pot_status start(pot_cluster *out, const pot_launch *launch, const pot_se
     pot_cluster c = {.launch = *launch};
     pot_status s = create_parts(&c, err);
     if (s == POT_OK && observer) c.parts->observer = *observer;
+    pot_err silent; /* a run does not depend on being seen */
+    if (s == POT_OK && pot_beacon_open(&c.parts->beacon, NULL, &silent) != POT_OK)
+        POT_LOG(POT_LOG_DEBUG, "coordinator", "`potluck status` will not see this process: %s", silent.text);
     if (s == POT_OK) s = check_times(settings, err);
     if (s == POT_OK) s = choose_compute(&c.parts->compute, settings, launch->ranks_on_host, err);
     if (s == POT_OK) s = launch->rank == 0 ? coordinate(&c, settings, directory, err) : serve(&c, settings, err);
@@ -248,6 +301,7 @@ void pot_cluster_stop(pot_cluster *c) {
     pot_peers_free(c->peers);
     if (c->parts) {
         pot_worker_free(c->parts->worker);
+        pot_beacon_close(c->parts->beacon);
         pot_transport_close(c->parts->mem[0], 0);
         pot_transport_close(c->parts->mem[1], 0);
         pot_transport_close(c->parts->remote, CLOSE_US);

@@ -30,5 +30,7 @@ void pot_cluster_stop(pot_cluster *cluster); /* also an all-zero one */
 
 /* The formats that --reference, --experts-format, --dense-format and --head-format ask for. */
 pot_status pot_settings_policy(pot_format_policy *out, const pot_settings *settings, pot_err *err);
+/* What the options of the group "Expert store" ask for. */
+pot_status pot_settings_store(pot_store_choice *out, const pot_settings *settings, pot_err *err);
 
 #endif

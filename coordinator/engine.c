@@ -44,7 +44,13 @@ struct pot_engine {
     float *logits;  /* [tile][n_routed] of the router */
     float *scratch; /* [n_routed] */
     float *pair;    /* [tile][2 * hidden] input of eh_proj */
+    /* --prefetch: what the next layer's router makes of this layer's state, for a few rows. */
+    bool hints;
+    uint32_t *hinted; /* [HINT_ROWS][top_k] */
+    uint32_t n_hinted;
 };
+
+enum { HINT_ROWS = 8 }; /* a prompt's rows want nearly every expert anyway */
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +58,12 @@ pot_status pot_engine_create(pot_engine **out, const pot_engine_options *o, pot_
     const pot_config *c = pot_model_config(o->model);
     pot_engine *e = pot_alloc(sizeof *e);
     if (!e) return pot_fail(err, POT_NO_MEMORY, "no memory for the engine");
-    *e = (pot_engine){.model = o->model, .config = c, .moe = o->moe, .compute = o->compute, .tile = o->prefill_tile};
+    *e = (pot_engine){.model = o->model,
+                      .config = c,
+                      .moe = o->moe,
+                      .compute = o->compute,
+                      .tile = o->prefill_tile,
+                      .hints = o->prefetch};
     pot_fp_strict();
     pot_status s = pot_weights_load(&e->weights, o->model, pot_team_threads(o->compute.team), o->quiet, err);
     if (s == POT_OK) s = pot_attention_create(&e->attention, o->model, &o->compute, e->tile, err);
@@ -61,7 +72,8 @@ pot_status pot_engine_create(pot_engine **out, const pot_engine_options *o, pot_
         e->logits = pot_alloc_array((size_t)e->tile * c->n_routed, sizeof(float));
         e->scratch = pot_alloc_array(c->n_routed, sizeof(float));
         e->pair = pot_alloc_array((size_t)e->tile * 2 * c->hidden, sizeof(float));
-        if (!e->logits || !e->scratch || !e->pair)
+        e->hinted = pot_alloc_array((size_t)HINT_ROWS * c->top_k, sizeof *e->hinted);
+        if (!e->logits || !e->scratch || !e->pair || !e->hinted)
             s = pot_fail(err, POT_NO_MEMORY, "no memory for tiles of %u rows", e->tile);
     }
     if (s != POT_OK) {
@@ -93,6 +105,7 @@ void pot_engine_free(pot_engine *e) {
     pot_free(e->logits);
     pot_free(e->scratch);
     pot_free(e->pair);
+    pot_free(e->hinted);
     pot_free(e);
 }
 
@@ -129,6 +142,41 @@ static pot_status route_tile(pot_engine *e, const pot_layer_weights *w, uint32_t
         s = pot_route(e->experts + (size_t)(first + i) * c->top_k, e->expert_weights + (size_t)(first + i) * c->top_k,
                       c, e->logits + (size_t)i * c->n_routed, w->router_bias, e->scratch, err);
     return s;
+}
+
+/* How many of the experts that were expected in this layer are chosen now. */
+static void count_hints(pot_engine *e, uint32_t n) {
+    const uint32_t k = e->config->top_k;
+    for (uint32_t i = 0; i < e->n_hinted && i < n * k; i++)
+        for (uint32_t j = 0; j < n * k; j++)
+            if (e->experts[j] == e->hinted[i] && j / k == i / k) {
+                e->stats.hints_right++;
+                break;
+            }
+    e->stats.hints += e->n_hinted;
+    e->n_hinted = 0;
+}
+
+/* Asks the next layer's router about this layer's state, before its experts have changed it: most of the answer is right, and early
+ * enough for a worker to fetch from disk. */
+static pot_status hint_next(pot_engine *e, uint32_t layer, uint32_t n, pot_err *err) {
+    const pot_config *c = e->config;
+    const pot_layer_weights *next = &e->weights.layers[layer + 1];
+    if (layer + 1 >= c->n_layers || c->layer_is_dense[layer + 1] || n > HINT_ROWS) return POT_OK;
+    for (uint32_t i = 0; i < n; i++) { /* y is not in use yet */
+        float *h = e->y + (size_t)i * c->hidden;
+        e->compute.kernels->rms_norm(h, e->x + (size_t)i * c->hidden, next->post_norm, c->hidden, c->rms_eps);
+        pot_status s =
+            pot_acts_fill(&e->acts, &e->compute, h, c->hidden, c->hidden, 1, pot_act_need(next->router.format), err);
+        if (s != POT_OK) return s;
+        pot_linear(&e->compute, e->logits, c->n_routed, &next->router, e->acts.rows, 1);
+        float weights[POT_MAX_TOP_K];
+        s = pot_route(e->hinted + (size_t)i * c->top_k, weights, c, e->logits, next->router_bias, e->scratch, err);
+        if (s != POT_OK) return s;
+    }
+    e->n_hinted = n * c->top_k;
+    pot_moe_hint(e->moe, e->hinted, e->n_hinted);
+    return POT_OK;
 }
 
 static void show(const pot_engine *e, const pot_probe *probe, uint32_t layer, uint32_t n, uint32_t shown) {
@@ -169,6 +217,11 @@ static pot_status layer_forward(pot_engine *e, uint32_t layer, const pot_row *ro
     for (uint32_t first = 0; sparse && first < n; first += e->tile) {
         pot_status s = route_tile(e, w, first, n - first < e->tile ? n - first : e->tile, err);
         if (s != POT_OK) return pot_at(err, "layer %u", layer);
+    }
+    if (e->n_hinted && sparse) count_hints(e, n);
+    if (e->hints) {
+        pot_status s = hint_next(e, layer, n, err);
+        if (s != POT_OK) return pot_at(err, "layer %u: looking ahead", layer);
     }
     e->stats.router_us += pot_now_us() - attended;
 
@@ -214,6 +267,7 @@ static pot_status forward_rows(pot_engine *e, const pot_row *rows, uint32_t n, c
     const pot_config *c = e->config;
     pot_status s = reserve_step(e, n, err);
     if (s != POT_OK) return s;
+    e->n_hinted = 0;
     for (uint32_t i = 0; i < n; i++) {
         pot_sequence *q = rows[i].sequence;
         s = check_token(e, rows[i].token, err);

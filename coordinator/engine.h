@@ -29,6 +29,7 @@ typedef struct pot_probe {
 typedef struct pot_engine_stats {
     uint64_t rows;                                       /* that passed the trunk */
     uint64_t attention_us, router_us, head_us, total_us; /* experts, wire, wait: pot_moe_stats */
+    uint64_t hints, hints_right; /* experts that were expected a layer ahead; that were chosen then by the same row */
 } pot_engine_stats;
 
 /* Rows that pass a layer together; a longer step is cut into several, with the same result. */
@@ -39,6 +40,7 @@ typedef struct pot_engine_options {
     pot_moe *moe;
     pot_compute compute;
     uint32_t prefill_tile; /* rows that attention takes at a time, at least 1 */
+    bool prefetch;         /* tell workers which experts the next layer is expected to choose */
     bool quiet;            /* no progress while loading */
 } pot_engine_options;
 

@@ -42,6 +42,8 @@ struct pot_moe {
     share *shares; /* [n_workers] */
     uint32_t n_workers;
     uint64_t step;
+    const uint32_t *hints; /* the caller's */
+    uint32_t n_hints;
 };
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
@@ -198,6 +200,7 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_er
                          .step = m->step,
                          .n_rows = s->n_rows,
                          .n_items = s->n_items,
+                         .n_hints = (uint16_t)m->n_hints,
                          .formats = (uint8_t)s->forms,
                          .grid = (int8_t)pot_model_grid(m->model, layer),
                          .columns = hidden};
@@ -213,6 +216,7 @@ static pot_status send_share(pot_moe *m, uint32_t worker, uint32_t layer, pot_er
     for (uint32_t i = 0; i < s->n_items; i++)
         pot_wire_put_item(message->bytes + layout.items + (size_t)i * POT_WIRE_ITEM_BYTES, &s->items[i]);
     memset(message->bytes + layout.hints, 0, layout.bytes - layout.hints);
+    for (uint32_t i = 0; i < m->n_hints; i++) pot_wire_put_hint(message->bytes, &layout, i, m->hints[i]);
     s->pending = true;
     return pot_peers_send(m->peers, worker, message, err);
 }
@@ -320,7 +324,13 @@ pot_status pot_moe_forward(pot_moe *m, float *y, const float *h, uint32_t n, uin
         pot_status s = forward_rows(m, y + first * hidden, h + first * hidden, part, layer,
                                     experts ? experts + (size_t)first * k : NULL,
                                     weights ? weights + (size_t)first * k : NULL, k, err);
+        m->n_hints = 0;
         if (s != POT_OK) return s;
     }
     return POT_OK;
+}
+
+void pot_moe_hint(pot_moe *m, const uint32_t *experts, uint32_t n) {
+    m->hints = experts;
+    m->n_hints = n < POT_WIRE_MAX_HINTS ? n : POT_WIRE_MAX_HINTS;
 }

@@ -25,4 +25,8 @@ const pot_moe_stats *pot_moe_get_stats(const pot_moe *moe);
 pot_status pot_moe_forward(pot_moe *moe, float *y, const float *h, uint32_t n, uint32_t layer, const uint32_t *experts,
                            const float *weights, uint32_t k, pot_err *err);
 
+/* Experts that are expected in the layer after the one that is computed next (any order, repeats allowed; borrowed until then): workers
+ * that get work may read them ahead. */
+void pot_moe_hint(pot_moe *moe, const uint32_t *experts, uint32_t n);
+
 #endif

@@ -138,6 +138,8 @@ static pot_status send_welcome(pot_peers *p, uint32_t worker, pot_err *err) {
                               .experts_format = policy->experts,
                               .dense_format = policy->dense,
                               .head_format = policy->head,
+                              .mtp_format = policy->mtp,
+                              .rounding = policy->rounding,
                               .fingerprint = pot_model_fingerprint(p->o.model),
                               .hidden = pot_model_config(p->o.model)->hidden,
                               .n_layers = pot_model_layers(p->o.model),
@@ -307,14 +309,20 @@ static pot_status take_one(pot_peers *p, uint32_t *worker, pot_message **out, bo
 
 static void show_loading(void *context) {
     pot_peers *p = context;
-    uint64_t loaded = 0;
+    uint64_t loaded = 0, total = 0;
     for (uint32_t w = 0; w < p->o.n_workers; w++) {
         const peer *q = &p->peers[w];
-        if (q->state == PEER_READY)
-            loaded += q->stats.held_bytes;
-        else
-            loaded += is_inline(p, w) ? pot_worker_loaded_bytes(p->o.inline_worker) : q->last.loaded_bytes;
+        uint64_t has = q->stats.held_bytes, wants = has;
+        if (q->state != PEER_READY && is_inline(p, w)) {
+            pot_worker_loading(p->o.inline_worker, &has, &wants);
+        } else if (q->state != PEER_READY) {
+            has = q->last.loaded_bytes;
+            wants = q->last.total_bytes;
+        }
+        loaded += has;
+        total += wants ? wants : pot_model_worker_bytes(p->o.model, p->o.map, w); /* until it knows itself */
     }
+    p->loading.total = total;
     pot_progress_update(&p->loading, loaded);
 }
 
@@ -490,6 +498,8 @@ pot_status pot_peers_receive(pot_peers *p, uint32_t *worker, pot_message **messa
     w->stats.received_bytes += m->n_bytes;
     w->stats.compute_us += sum->record.compute_us;
     w->stats.read_bytes += sum->record.vram_bytes + sum->record.ram_bytes + sum->record.disk_bytes;
+    w->stats.disk_bytes += sum->record.disk_bytes;
+    w->stats.load_us += sum->record.load_us;
     *message = m;
     return POT_OK;
 }

@@ -18,8 +18,10 @@
 typedef struct pot_peer_stats {
     char host[64], kernels[32];
     uint64_t rounds, sent_bytes, received_bytes, compute_us, held_bytes;
-    uint64_t read_bytes; /* of weights, to compute */
-    uint64_t dropped;    /* replies that came too late to be of use */
+    uint64_t read_bytes; /* of weights, to compute; of those: */
+    uint64_t disk_bytes; /* had to be fetched from disk first, which took in all (computing went on): */
+    uint64_t load_us;
+    uint64_t dropped; /* replies that came too late to be of use */
 } pot_peer_stats;
 
 typedef struct pot_peers_options {

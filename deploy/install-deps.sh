@@ -7,7 +7,7 @@
 set -eu
 
 packages="build-essential pkg-config openmpi-bin libopenmpi-dev libucx-dev libprotobuf-c-dev protobuf-c-compiler
-libjansson-dev libxxhash-dev libhwloc-dev libinih-dev libcmocka-dev libsimde-dev"
+libjansson-dev libxxhash-dev libhwloc-dev libinih-dev libcmocka-dev libsimde-dev liburing-dev"
 dev_packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static clang libomp-dev clang-format clang-tidy cppcheck shellcheck codespell gcovr"
 
 check=no

@@ -75,6 +75,15 @@ size_t pot_chunk_bytes(const pot_ffn_shape *shape, uint32_t chunk) {
     return (gate_up + down + POT_CHUNK_ALIGN - 1) / POT_CHUNK_ALIGN * POT_CHUNK_ALIGN;
 }
 
+size_t pot_chunk_stride(const pot_ffn_shape *shape) {
+    size_t most = 0;
+    for (uint32_t c = 0; c < shape->n_chunks; c++) {
+        size_t bytes = pot_chunk_bytes(shape, c);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
 void pot_chunk_view(pot_chunk *out, const pot_ffn_shape *shape, uint32_t chunk, const uint8_t *data) {
     uint32_t rows = pot_chunk_rows(shape, chunk), phase = down_phase(shape, chunk);
     size_t tile = pot_tile_bytes((pot_format)shape->gate_up_format, shape->hidden, 0);

@@ -77,6 +77,11 @@ typedef struct pot_matrix {
 static inline uint32_t pot_blocks(uint32_t cols) { return (cols + POT_BLOCK - 1) / POT_BLOCK; }
 static inline uint32_t pot_tiles(uint32_t rows) { return (rows + POT_TILE_ROWS - 1) / POT_TILE_ROWS; }
 
+/* The next whole line: where the next of several matrices in one run of bytes begins. */
+static inline uint64_t pot_line_up(uint64_t bytes) {
+    return (bytes + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES;
+}
+
 /* Bytes of one tile of 16 rows and of a whole matrix whose tiles follow each other. */
 size_t pot_tile_bytes(pot_format format, uint32_t cols, uint32_t phase);
 size_t pot_matrix_bytes(pot_format format, uint32_t rows, uint32_t cols);
@@ -100,6 +105,7 @@ uint32_t pot_chunk_begin(const pot_ffn_shape *shape, uint32_t chunk);
 uint32_t pot_chunk_rows(const pot_ffn_shape *shape, uint32_t chunk);
 /* Packed size, padded to POT_CHUNK_ALIGN. */
 size_t pot_chunk_bytes(const pot_ffn_shape *shape, uint32_t chunk);
+size_t pot_chunk_stride(const pot_ffn_shape *shape); /* the largest chunk's: what each takes in a file, or in a slot */
 
 /* A chunk as three matrices over one buffer: gate and up tiles alternate, down follows. */
 typedef struct pot_chunk {

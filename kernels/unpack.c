@@ -1,8 +1,12 @@
-/* One row of a packed matrix as f32: value = code * scale, as pot_stored_row gives it for the same codes. */
+/* One row of a packed matrix as f32: value = code * scale, as pot_stored_row gives it for the same codes; and how far that is from what
+ * was packed. */
+#include <math.h>
 #include <string.h>
 
+#include "common/mem.h"
 #include "kernels/convert.h"
 #include "kernels/layout.h"
+#include "kernels/source.h"
 #include "kernels/stored.h"
 
 static float read_scale(const uint8_t *scales, int kind, uint32_t r) {
@@ -17,41 +21,110 @@ static float read_scale(const uint8_t *scales, int kind, uint32_t r) {
     return scale;
 }
 
-/* Column k of a block, row r of the tile, without its scale. */
-static float read_code(const uint8_t *lines, pot_format format, unsigned bits, uint32_t r, uint32_t k) {
-    if (bits == 32) {
-        float value;
-        memcpy(&value, lines + k * POT_LINE_BYTES + r * 4, sizeof value);
-        return value;
+/* The stored kind that has the format's codes; of the floats themselves, F32. */
+static pot_stored_kind kind_of(pot_format format, unsigned bits) {
+    if (format == POT_FORMAT_FP8) return POT_STORED_FP8;
+    if (format == POT_FORMAT_MXFP4) return POT_STORED_MXFP4;
+    return bits == 8 ? POT_STORED_INT8 : bits == 4 ? POT_STORED_INT4 : bits == 2 ? POT_STORED_INT2 : POT_STORED_F32;
+}
+
+/* The 32 codes that row r has in the lines of a block. */
+POT_INLINE void block_codes(uint8_t codes[POT_BLOCK], const uint8_t *lines, uint32_t r, const uint32_t bits) {
+    const uint32_t quads = 8 / bits, mask = ((1u << bits) - 1u) * 0x01010101u;
+    for (uint32_t line = 0; line < bits; line++) {
+        uint32_t word;
+        memcpy(&word, lines + (size_t)line * POT_LINE_BYTES + (size_t)4 * r, 4);
+        for (uint32_t q = 0; q < quads; q++) {
+            const uint32_t quad = word >> q * bits & mask;
+            memcpy(codes + (size_t)4 * (line * quads + q), &quad, 4);
+        }
     }
-    if (bits == 16) {
+}
+
+static void block_floats(float out[POT_BLOCK], const uint8_t *lines, uint32_t r, unsigned bits) {
+    for (uint32_t k = 0; k < POT_BLOCK; k++) {
         uint16_t half;
-        memcpy(&half, lines + k / 2 * POT_LINE_BYTES + r * 4 + k % 2 * 2, sizeof half);
-        return pot_f32_from_bf16(half);
+        if (bits == 32) {
+            memcpy(&out[k], lines + (size_t)k * POT_LINE_BYTES + (size_t)r * 4, 4);
+        } else {
+            memcpy(&half, lines + (size_t)(k / 2) * POT_LINE_BYTES + (size_t)r * 4 + k % 2 * 2, 2);
+            out[k] = pot_f32_from_bf16(half);
+        }
     }
-    uint32_t per_byte = 8 / bits, quad = k / 4;
-    unsigned byte = lines[quad / per_byte * POT_LINE_BYTES + r * 4 + k % 4];
-    unsigned code = byte >> quad % per_byte * bits & ((1u << bits) - 1u);
-    if (format == POT_FORMAT_FP8) return pot_f32_from_e4m3((uint8_t)code);
-    if (format == POT_FORMAT_MXFP4) return pot_f32_from_e2m1((uint8_t)code);
-    return bits == 8 ? (float)(int8_t)code : (float)((int)code - (1 << (bits - 1)));
+}
+
+static void block_values(float out[POT_BLOCK], const uint8_t *lines, uint32_t r, pot_stored_kind kind, unsigned bits,
+                         float scale) {
+    uint8_t codes[POT_BLOCK];
+    switch (bits) {
+    case 2: block_codes(codes, lines, r, 2); break;
+    case 4: block_codes(codes, lines, r, 4); break;
+    case 8: block_codes(codes, lines, r, 8); break;
+    default: block_floats(out, lines, r, bits); return;
+    }
+    pot_scaled_values(out, kind, codes, POT_BLOCK, scale);
 }
 
 void pot_matrix_row(float *out, const pot_matrix *matrix, uint32_t row) {
-    pot_format format = (pot_format)matrix->format;
+    const pot_format format = (pot_format)matrix->format;
     const pot_format_traits *traits = pot_format_get(format);
+    const pot_stored_kind kind = kind_of(format, traits->bits);
     const uint8_t *tile = matrix->data + row / POT_TILE_ROWS * matrix->tile_stride;
-    uint32_t r = row % POT_TILE_ROWS;
+    const uint32_t r = row % POT_TILE_ROWS;
     pot_walk walk = pot_walk_begin(matrix->phase);
     float scale = 1.0f;
     if (traits->scale != POT_SCALE_NONE && traits->blocks_per_group == 0)
         scale = read_scale(tile + pot_walk_lines(&walk, 1), traits->scale, r);
-    for (uint32_t k = 0; k < matrix->cols;) {
+    for (uint32_t k = 0; k < matrix->cols; k += POT_BLOCK) {
         size_t at;
         if (traits->blocks_per_group != 0 && pot_walk_group(&walk, &at, traits->scale, traits->blocks_per_group))
             scale = read_scale(tile + at, traits->scale, r);
         const uint8_t *lines = tile + pot_walk_lines(&walk, traits->bits);
-        for (uint32_t i = 0; i < POT_BLOCK && k < matrix->cols; i++, k++)
-            out[k] = read_code(lines, format, traits->bits, r, i) * scale;
+        float edge[POT_BLOCK];
+        const uint32_t left = matrix->cols - k;
+        block_values(left < POT_BLOCK ? edge : out + k, lines, r, kind, traits->bits, scale);
+        if (left < POT_BLOCK) memcpy(out + k, edge, left * sizeof *edge);
     }
+}
+
+/* ---- what packing changed ------------------------------------------------------------------------------------------ */
+
+static void add_row(pot_pack_error *sums, const float *packed, const float *source, uint32_t n) {
+    enum { LANES = 4 }; /* a fixed order that is quick everywhere */
+    double error[LANES] = {0}, size[LANES] = {0};
+    for (uint32_t k = 0; k < n / LANES * LANES; k += LANES)
+        for (uint32_t i = 0; i < LANES; i++) {
+            const double weight = (double)source[k + i], change = (double)packed[k + i] - weight;
+            error[i] += change * change;
+            size[i] += weight * weight;
+        }
+    for (uint32_t k = n / LANES * LANES; k < n; k++) {
+        const double weight = (double)source[k], change = (double)packed[k] - weight;
+        error[0] += change * change;
+        size[0] += weight * weight;
+    }
+    sums->error += (error[0] + error[1]) + (error[2] + error[3]);
+    sums->size += (size[0] + size[1]) + (size[2] + size[3]);
+}
+
+pot_status pot_pack_error_add(pot_pack_error *sums, const pot_matrix *packed, const pot_stored *source,
+                              uint32_t row_begin, uint32_t col_begin, pot_err *err) {
+    const uint32_t n = packed->cols, col_end = col_begin + n;
+    POT_ASSERT(row_begin + packed->rows <= source->rows && col_end <= source->cols);
+    float *row = pot_alloc_array(n, 2 * sizeof *row);
+    if (row == NULL) return pot_fail(err, POT_NO_MEMORY, "no memory to compare %s", source->name);
+    float *values = row + n;
+    pot_status status = POT_OK;
+    for (uint32_t r = 0; r < packed->rows && status == POT_OK; r++) {
+        pot_matrix_row(row, packed, r);
+        status = pot_stored_row(values, source, row_begin + r, col_begin, col_end, err);
+        if (status == POT_OK) add_row(sums, row, values, n);
+    }
+    pot_free(row);
+    return status;
+}
+
+double pot_pack_error_relative(const pot_pack_error *sums) {
+    if (sums->error == 0.0) return 0.0;
+    return sums->size == 0.0 ? HUGE_VAL : sqrt(sums->error / sums->size);
 }

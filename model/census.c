@@ -5,20 +5,9 @@
 #include "common/mem.h"
 #include "model/model_internal.h"
 
-/* Every piece of the coordinator's weights begins on a line. */
-static uint64_t line_up(uint64_t bytes) { return (bytes + POT_LINE_BYTES - 1) / POT_LINE_BYTES * POT_LINE_BYTES; }
-
 /* What the coordinator holds of one tensor outside the experts. */
 static uint64_t dense_bytes(const pot_model *m, pot_role role, uint32_t layer) {
-    const pot_config *c = &m->config;
-    uint32_t rows, cols;
-    pot_role_shape(c, role, &rows, &cols);
-    if (!pot_role_is_matrix(role)) return line_up((uint64_t)rows * sizeof(float));
-    pot_format format = pot_model_format(m, role, layer);
-    if (role == POT_ROLE_KV_B) /* absorbed: a head's keys are turned, its values are as they were */
-        return c->n_heads * (line_up(pot_matrix_bytes(format, c->kv_lora, c->nope_dim)) +
-                             line_up(pot_matrix_bytes(format, c->v_dim, c->kv_lora)));
-    return line_up(pot_matrix_bytes(format, rows, cols));
+    return pot_line_up(pot_model_dense_bytes(m, role, layer));
 }
 
 static uint64_t expert_bytes(const pot_ffn_shape *shape) {
@@ -79,9 +68,17 @@ pot_status pot_model_check_memory(uint64_t needed_bytes, const char *what, pot_e
 
 /* ---- the table ---- */
 
+static const char *const names[] = {"F32", "BF16", "F16", "FP8", "MXFP4", "INT8", "INT4", "INT2", "INT4 grp"};
+enum { INT4_GROUPS = 8, N_NAMES = sizeof names / sizeof *names };
+
 static const char *stored_name(const pot_stored *stored) {
-    static const char *const names[] = {"F32", "BF16", "F16", "FP8", "MXFP4", "INT8", "INT4", "INT2"};
-    return stored->kind == POT_STORED_INT4 && stored->group ? "INT4 grp" : names[stored->kind];
+    return names[stored->kind == POT_STORED_INT4 && stored->group ? INT4_GROUPS : (int)stored->kind];
+}
+
+const char *pot_stored_name_find(const char *name) {
+    for (int i = 0; i < N_NAMES; i++)
+        if (!strcmp(names[i], name)) return names[i];
+    return NULL;
 }
 
 /* The row of that kind, new if need be; NULL when there is no room. */
@@ -108,25 +105,35 @@ static void add_source(pot_census_row *row, const pot_model *m, pot_role role, u
     const pot_stored *stored = &source->stored;
     row->tensors++;
     row->parameters += (uint64_t)stored->rows * (stored->cols ? stored->cols : 1);
-    row->stored_bytes += stored_bytes(source);
-    row->packed_bytes += pot_role_is_ffn(role) ? ffn_bytes(m, role, layer) : dense_bytes(m, role, layer);
+    const uint64_t packed = pot_role_is_ffn(role) ? ffn_bytes(m, role, layer) : dense_bytes(m, role, layer);
+    row->stored_bytes += m->container ? packed : stored_bytes(source);
+    row->packed_bytes += packed;
+}
+
+pot_census_row *pot_census_row_of(pot_census_row *rows, uint32_t *n, uint32_t max, const pot_model *m, pot_role role,
+                                  uint32_t layer, const pot_stored *stored) {
+    return find_row(rows, n, max, pot_role_group(role), m->container ? "packed" : stored_name(stored),
+                    pot_format_get(pot_model_packed_format(m, role, layer))->name);
+}
+
+void pot_census_add(pot_census_row *rows, uint32_t *n, uint32_t max, const pot_model *m, pot_role role,
+                    uint32_t layer) {
+    const uint32_t copies = pot_role_is_routed(role) ? m->config.n_routed : 1;
+    for (uint32_t expert = 0; expert < copies; expert++) {
+        pot_source source = {0};
+        if (!m->container && pot_source_find(&source, m, role, layer, expert, NULL) != POT_OK) continue;
+        if (m->container) pot_role_shape(&m->config, role, &source.stored.rows, &source.stored.cols);
+        pot_census_row *row = pot_census_row_of(rows, n, max, m, role, layer, &source.stored);
+        if (row) add_source(row, m, role, layer, &source);
+    }
 }
 
 uint32_t pot_model_census(pot_census_row *out, uint32_t max, const pot_model *m) {
     uint32_t n = 0;
-    for (int r = 0; r < POT_ROLE_COUNT; r++)
-        for (uint32_t layer = 0; layer < pot_model_layers(m); layer++) {
-            const pot_role role = (pot_role)r;
-            if (!pot_role_exists(&m->config, role, layer)) continue;
-            const char *format = pot_format_get(pot_model_packed_format(m, role, layer))->name;
-            const uint32_t copies = pot_role_is_routed(role) ? m->config.n_routed : 1;
-            for (uint32_t expert = 0; expert < copies; expert++) {
-                pot_source source;
-                if (pot_source_find(&source, m, role, layer, expert, NULL) != POT_OK) continue;
-                pot_census_row *row = find_row(out, &n, max, pot_role_group(role), stored_name(&source.stored), format);
-                if (row) add_source(row, m, role, layer, &source);
-            }
-        }
+    for (int role = 0; role < POT_ROLE_COUNT; role++)
+        for (uint32_t layer = 0; layer < pot_model_layers(m); layer++)
+            if (pot_role_exists(&m->config, (pot_role)role, layer))
+                pot_census_add(out, &n, max, m, (pot_role)role, layer);
     pot_census_row *row = m->ignored_tensors ? find_row(out, &n, max, "ignored", "-", "-") : NULL;
     if (row) {
         row->tensors = m->ignored_tensors;

@@ -249,7 +249,7 @@ static pot_status read_numbers(pot_config *c, const reader *r) {
         {&c->v_dim, "v_head_dim", 1, 1 << 14, true},
         {&c->n_routed, "n_routed_experts", 1, 4096, true},
         {&c->n_shared, "n_shared_experts", 0, 64, true},
-        {&c->top_k, "num_experts_per_tok", 1, 64, true},
+        {&c->top_k, "num_experts_per_tok", 1, POT_MAX_TOP_K, true},
         {&c->n_group, "n_group", 1, POT_MAX_GROUPS, false},
         {&c->topk_group, "topk_group", 1, POT_MAX_GROUPS, false},
         {&c->index_dim, "index_head_dim", 2, 512, true},

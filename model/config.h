@@ -14,6 +14,8 @@
 
 enum { POT_MAX_LAYERS = 256, POT_MAX_EOS = 32, POT_MAX_GROUPS = 256 };
 
+enum { POT_MAX_TOP_K = 64 };
+
 typedef struct pot_config {
     uint32_t vocab, hidden, dense_inner, moe_inner;
     uint32_t n_layers; /* decoder layers, without MTP */

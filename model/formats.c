@@ -2,19 +2,36 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "model/model_internal.h"
+#include "model/container_layout.h"
 
 const pot_format_policy pot_format_policy_default = {.dense = POT_FORMAT_Q4_G64, .head = POT_FORMAT_Q8_G32};
+
+const char *pot_wish_name(pot_wish wish) {
+    static const char *const names[POT_WISHES] = {"experts", "dense", "head", "mtp"};
+    return names[wish];
+}
+
+pot_format pot_policy_wish(const pot_format_policy *p, pot_wish wish) {
+    const pot_format formats[POT_WISHES] = {p->experts, p->dense, p->head, p->mtp};
+    return formats[wish];
+}
 
 /* ---- experts ----------------------------------------------------------------------------------------------------------- */
 
 static bool is_float(const pot_stored *stored) { return stored->kind <= POT_STORED_F16; }
 
-static pot_format wanted_format(const pot_model *m, const pot_stored *stored) {
+/* What drafts: with 4 bits its guesses are hardly ever right, so it costs time in place of saving it. */
+static pot_format mtp_format(const pot_model *m, pot_format others) {
+    if (m->policy.mtp != POT_FORMAT_NONE) return m->policy.mtp;
+    return others != POT_FORMAT_NONE && pot_format_get(others)->bits < 8 ? POT_FORMAT_Q8_G32 : others;
+}
+
+static pot_format wanted_format(const pot_model *m, const pot_stored *stored, uint32_t layer) {
     const pot_format_policy *policy = &m->policy;
     if (policy->reference) return POT_FORMAT_F32;
     if (m->synthetic) return pot_synthetic_format(m->synthetic);
-    if (policy->experts != POT_FORMAT_NONE && is_float(stored)) return policy->experts;
+    const pot_format wanted = layer < m->config.n_layers ? policy->experts : mtp_format(m, policy->experts);
+    if (wanted != POT_FORMAT_NONE && is_float(stored)) return wanted;
     return pot_stored_natural_format(stored);
 }
 
@@ -31,7 +48,7 @@ static pot_status add_format(pot_format *format, const pot_model *m, pot_role ro
                              pot_err *err) {
     pot_source source;
     pot_status s = pot_source_find(&source, m, role, layer, expert, err);
-    if (s == POT_OK) *format = join(*format, wanted_format(m, &source.stored));
+    if (s == POT_OK) *format = join(*format, wanted_format(m, &source.stored, layer));
     return s;
 }
 
@@ -51,14 +68,38 @@ static pot_status choose_ffn(pot_ffn_shape *out, const pot_model *m, pot_role ga
     return POT_OK;
 }
 
+static pot_status create_layers(pot_model *m, pot_err *err) {
+    m->layers = pot_alloc_array(pot_model_layers(m), sizeof *m->layers);
+    m->shapes = pot_alloc_array(pot_model_layers(m), sizeof *m->shapes);
+    if (m->layers && m->shapes) return POT_OK;
+    return pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u layers", m->directory, pot_model_layers(m));
+}
+
+static void set_shape(pot_model *m, uint32_t layer) {
+    const pot_layer_formats *f = &m->layers[layer];
+    m->shapes[layer] = (pot_layer_shape){m->config.layer_is_dense[layer] ? 0 : m->config.n_routed, f->routed.n_chunks,
+                                         f->common.n_chunks};
+}
+
+/* Of a converted model, or of one that is being converted while its source goes away. */
+static const pot_container *formats_of(const pot_model *m) { return m->container ? m->container : m->remembered; }
+
+pot_status pot_model_take_formats(pot_model *m, pot_err *err) {
+    pot_status s = create_layers(m, err);
+    for (uint32_t i = 0; i < pot_model_layers(m) && s == POT_OK; i++) {
+        const pot_ffn_shape *routed = pot_container_shape(formats_of(m), i, true);
+        const pot_ffn_shape *common = pot_container_shape(formats_of(m), i, false);
+        if (routed) m->layers[i].routed = *routed;
+        if (common) m->layers[i].common = *common;
+        set_shape(m, i);
+    }
+    return s;
+}
+
 pot_status pot_model_choose_formats(pot_model *m, pot_err *err) {
     const pot_config *c = &m->config;
     uint32_t layers = c->n_layers + c->n_mtp;
-    m->layers = pot_alloc_array(layers, sizeof *m->layers);
-    m->shapes = pot_alloc_array(layers, sizeof *m->shapes);
-    if (!m->layers || !m->shapes)
-        return pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u layers", m->directory, layers);
-    pot_status s = POT_OK;
+    pot_status s = create_layers(m, err);
     for (uint32_t i = 0; i < layers && s == POT_OK; i++) {
         pot_layer_formats *f = &m->layers[i];
         if (c->layer_is_dense[i]) {
@@ -68,8 +109,7 @@ pot_status pot_model_choose_formats(pot_model *m, pot_err *err) {
             if (s == POT_OK && c->n_shared)
                 s = choose_ffn(&f->common, m, POT_ROLE_SHARED_GATE, i, 1, c->moe_inner * c->n_shared, err);
         }
-        m->shapes[i] =
-            (pot_layer_shape){c->layer_is_dense[i] ? 0 : c->n_routed, f->routed.n_chunks, f->common.n_chunks};
+        set_shape(m, i);
     }
     return s;
 }
@@ -77,6 +117,7 @@ pot_status pot_model_choose_formats(pot_model *m, pot_err *err) {
 /* ---- dense matrices ------------------------------------------------------------------------------------------------------ */
 
 pot_format pot_model_format(const pot_model *m, pot_role role, uint32_t layer) {
+    if (formats_of(m)) return pot_container_format(formats_of(m), role, layer);
     if (m->policy.reference) return POT_FORMAT_F32;
     switch (role) {
     case POT_ROLE_ROUTER:
@@ -92,6 +133,7 @@ pot_format pot_model_format(const pot_model *m, pot_role role, uint32_t layer) {
     case POT_ROLE_Q_B:
     case POT_ROLE_KV_A:
     case POT_ROLE_O: return m->policy.dense;
+    case POT_ROLE_EH_PROJ: return mtp_format(m, m->policy.head);
     default: return m->policy.head;
     }
 }
@@ -134,13 +176,17 @@ static void hash_layer(pot_hasher *h, const pot_model *m, uint32_t layer) {
     pot_hasher_add(h, cut, sizeof cut);
 }
 
-pot_status pot_model_make_fingerprint(pot_model *m, pot_err *err) {
-    const pot_hash tensors = m->synthetic ? pot_synthetic_hash(m->synthetic) : pot_shards_hash(m->shards);
+pot_status pot_model_fingerprint_with(pot_hash *out, const pot_model *m, pot_hash tensors, pot_err *err) {
     pot_hasher *h = tensors.low || tensors.high ? pot_hasher_create() : NULL;
     if (!h) return pot_fail(err, POT_NO_MEMORY, "%s: no memory for a fingerprint", m->directory);
     hash_config(h, &m->config);
     for (uint32_t layer = 0; layer < pot_model_layers(m); layer++) hash_layer(h, m, layer);
     pot_hasher_add(h, &tensors, sizeof tensors);
-    m->fingerprint = pot_hasher_end(h);
+    *out = pot_hasher_end(h);
     return POT_OK;
+}
+
+pot_status pot_model_make_fingerprint(pot_model *m, pot_err *err) {
+    return pot_model_fingerprint_with(
+        &m->fingerprint, m, m->synthetic ? pot_synthetic_hash(m->synthetic) : pot_shards_hash(m->shards), err);
 }

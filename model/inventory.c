@@ -136,6 +136,27 @@ static pot_status refuse(inventory *v, pot_err *err) {
     return s;
 }
 
+uint32_t pot_role_file(pot_role role, uint32_t layer, uint32_t n_layers) {
+    if (role < POT_ROLE_INPUT_NORM) return 2 * n_layers;
+    return 2 * layer + (pot_role_is_ffn(role) ? 1 : 0);
+}
+
+pot_status pot_model_take_rest(pot_model *m, const bool *finished, pot_err *err) {
+    const uint32_t n = pot_shards_tensors(m->shards), n_layers = pot_model_layers(m);
+    inventory v = {.model = m, .known = pot_alloc_array(n, sizeof *v.known)};
+    if (!v.known) return pot_fail(err, POT_NO_MEMORY, "%s: no memory to count %u tensors", m->directory, n);
+    pot_status s = POT_OK;
+    for (uint32_t layer = 0; layer < n_layers; layer++)
+        for (int role = 0; role < POT_ROLE_COUNT && s == POT_OK; role++)
+            if (pot_role_exists(&m->config, (pot_role)role, layer) &&
+                !finished[pot_role_file((pot_role)role, layer, n_layers)])
+                s = count_role(&v, (pot_role)role, layer, err);
+    if (s == POT_OK && v.missing.n) s = refuse(&v, err);
+    pot_free(v.known);
+    pot_buffer_free(&v.missing.text);
+    return s;
+}
+
 pot_status pot_model_take_inventory(pot_model *m, pot_err *err) {
     drop_absent_mtp(m);
     const uint32_t n = pot_shards_tensors(m->shards);

@@ -59,15 +59,24 @@ typedef enum pot_role {
         POT_ROLE_COUNT
 } pot_role;
 
+/* [rows, cols] of a role's tensors; cols is 0 for a vector. */
+void pot_role_shape(const pot_config *config, pot_role role, uint32_t *rows, uint32_t *cols);
+
 /* What float weights are packed to; quantized sources are kept as they are (kv_b excepted: its absorbed halves are
  * packed anew, in `dense`).  reference: everything f32. */
 typedef struct pot_format_policy {
     bool reference;
-    pot_format experts; /* routed, shared, dense MLP; NONE = as stored */
-    pot_format dense;   /* attention projections; NONE = q4g64 */
-    pot_format head;    /* head, embeddings, eh_proj, indexer projections; NONE = q8g32 */
+    pot_format experts;    /* routed, shared, dense MLP; NONE = as stored */
+    pot_format dense;      /* attention projections; NONE = q4g64 */
+    pot_format head;       /* head, embeddings, eh_proj, indexer projections; NONE = q8g32 */
+    pot_format mtp;        /* the MTP layer's experts and eh_proj; NONE = as the others, but never below 8 bits */
+    pot_rounding rounding; /* of what is quantized */
 } pot_format_policy;
 extern const pot_format_policy pot_format_policy_default;
+/* Its formats by the names of their options. */
+typedef enum pot_wish { POT_WISH_EXPERTS, POT_WISH_DENSE, POT_WISH_HEAD, POT_WISH_MTP, POT_WISHES } pot_wish;
+const char *pot_wish_name(pot_wish wish);
+pot_format pot_policy_wish(const pot_format_policy *policy, pot_wish wish);
 
 enum { POT_GRID_BITS = 24 };
 
@@ -100,9 +109,29 @@ const pot_ffn_shape *pot_model_routed(const pot_model *model, uint32_t layer);
 const pot_ffn_shape *pot_model_common(const pot_model *model, uint32_t layer);
 /* The shape of expert number `expert` in the map's numbering (routed 0.., then the common one). */
 const pot_ffn_shape *pot_model_expert_shape(const pot_model *model, uint32_t layer, uint32_t expert);
-/* Packs one chunk of one expert (map numbering) into pot_chunk_bytes() at out. */
-pot_status pot_model_pack_chunk(uint8_t *out, const pot_model *model, uint32_t layer, uint32_t expert, uint32_t chunk,
+/* One chunk of one expert (map numbering), pot_chunk_bytes() of it: packed from a checkpoint, or read from a converted model and
+ * checked. */
+pot_status pot_model_load_chunk(uint8_t *out, const pot_model *model, uint32_t layer, uint32_t expert, uint32_t chunk,
                                 pot_err *err);
+/* A tensor outside the experts as the coordinator keeps it, pot_model_dense_bytes() of it: a vector as f32; a matrix as its tiles; kv_b
+ * absorbed, which is for each head its keys [kv_lora, nope] (turned) and its values [v, kv_lora], each from a line on. */
+uint64_t pot_model_dense_bytes(const pot_model *model, pot_role role, uint32_t layer);
+pot_status pot_model_load_dense(uint8_t *out, const pot_model *model, pot_role role, uint32_t layer, int threads,
+                                pot_err *err);
+
+/* ---- converted models (docs/formats.md, "The container") ---- */
+
+/* Whether chunks lie packed on disk, as `potluck convert` writes them: then they can be read straight into place. */
+bool pot_model_is_packed(const pot_model *model);
+/* The file with a layer's chunks; NULL when it is not on this machine (a worker's disk needs only what it owns) or the model is not packed. */
+const char *pot_model_chunk_file(const pot_model *model, uint32_t layer);
+typedef struct pot_chunk_place {
+    uint64_t offset;   /* in that file; a multiple of 4096 */
+    uint64_t checksum; /* pot_hash64 of its pot_chunk_bytes() */
+} pot_chunk_place;
+/* NOT_FOUND, with a sentence, when the file is not there. */
+pot_status pot_model_chunk_place(pot_chunk_place *out, const pot_model *model, uint32_t layer, uint32_t expert,
+                                 uint32_t chunk, pot_err *err);
 /* [pot_model_layers()] shapes for pot_map_make; borrowed. */
 const pot_layer_shape *pot_model_layer_shapes(const pot_model *model);
 

@@ -305,19 +305,32 @@ static pot_status finish(pot_shards **out, pot_shards *shards, pot_status s, pot
     return s;
 }
 
+pot_status pot_shards_open_some(pot_shards **out, const char *directory, const char *const *names, uint32_t n,
+                                pot_err *err) {
+    pot_shards *shards = create(n);
+    if (!shards) return pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u files", directory, n);
+    pot_status s = POT_OK;
+    for (uint32_t i = 0; s == POT_OK && i < n; i++) {
+        char *path = pot_path_join(directory, names[i]);
+        s = path ? add_shard(shards, path, err) : pot_fail(err, POT_NO_MEMORY, "%s: no memory for a path", directory);
+        pot_free(path);
+    }
+    return finish(out, shards, s, err);
+}
+
 pot_status pot_shards_open(pot_shards **out, const char *directory, pot_err *err) {
     pot_shard_names names = {0};
     pot_status s = pot_shard_names_find(&names, directory, err);
     if (s != POT_OK) return s;
-    pot_shards *shards = create(names.n);
-    if (!shards) s = pot_fail(err, POT_NO_MEMORY, "%s: no memory for %u files", directory, names.n);
-    for (uint32_t i = 0; shards && s == POT_OK && i < names.n; i++) {
-        char *path = pot_path_join(directory, names.names[i]);
-        s = path ? add_shard(shards, path, err) : pot_fail(err, POT_NO_MEMORY, "%s: no memory for a path", directory);
-        pot_free(path);
-    }
+    s = pot_shards_open_some(out, directory, (const char *const *)names.names, names.n, err);
     pot_shard_names_free(&names);
-    return shards ? finish(out, shards, s, err) : s;
+    return s;
+}
+
+void pot_shards_drop(pot_shards *s, uint32_t index) {
+    for (uint32_t i = 0; i < s->n_tensors; i++)
+        if (s->tensors[i].shard == index) s->tensors[i].data = NULL;
+    pot_mapping_close(&s->shards[index].mapping);
 }
 
 pot_status pot_shards_open_file(pot_shards **out, const char *path, pot_err *err) {

@@ -45,7 +45,12 @@ typedef struct pot_tensor {
 typedef struct pot_shards pot_shards;
 pot_status pot_shards_open(pot_shards **out, const char *directory, pot_err *err);
 pot_status pot_shards_open_file(pot_shards **out, const char *path, pot_err *err); /* one file alone */
+/* These files of the directory alone, whatever else should be there. */
+pot_status pot_shards_open_some(pot_shards **out, const char *directory, const char *const *names, uint32_t n,
+                                pot_err *err);
 void pot_shards_close(pot_shards *shards);
+/* Gives a shard's mapping back, so that the file's blocks are free once it is unlinked.  Its tensors stay known, their data is NULL. */
+void pot_shards_drop(pot_shards *shards, uint32_t shard);
 
 uint32_t pot_shards_files(const pot_shards *shards);
 uint32_t pot_shards_tensors(const pot_shards *shards);

@@ -209,6 +209,8 @@ pot_status pot_source_find(pot_source *out, const pot_model *m, pot_role role, u
         *out = found;
         return POT_OK;
     }
+    if (m->container)
+        return pot_fail(err, POT_BUG, "%s: is asked of a converted model, which has no such tensor", name);
     const pot_tensor *t = pot_shards_find(m->shards, name);
     if (t) {
         s = cols ? read_matrix(&found, m, t, rows, cols, err) : read_float(&found, m, t, rows, 0, err);

@@ -198,23 +198,36 @@ static pot_status read_name(int *preset, uint64_t *layers, uint64_t *seed, const
     return s;
 }
 
+/* The format is ours: one place for the number of layers. */
+static void put_config(pot_buffer *out, int preset, uint64_t layers) {
+    const char *config = presets[preset].config, *place = strstr(config, "%u");
+    pot_buffer_format(out, "%.*s%u%s", (int)(place - config), config, (unsigned)layers, place + 2);
+}
+
+pot_status pot_synthetic_config(pot_buffer *out, const char *name, pot_err *err) {
+    int preset;
+    uint64_t layers, seed;
+    pot_status s = read_name(&preset, &layers, &seed, name, err);
+    if (s != POT_OK) return s;
+    put_config(out, preset, layers);
+    return out->failed ? pot_fail(err, POT_NO_MEMORY, "%s: no memory to open it", name) : POT_OK;
+}
+
 pot_status pot_synthetic_open(pot_model *m, pot_err *err) {
     const char *name = m->directory;
     int preset;
     uint64_t layers, seed;
-    char text[2048];
     pot_status s = read_name(&preset, &layers, &seed, name, err);
     if (s != POT_OK) return s;
     const pot_format format = m->policy.experts == POT_FORMAT_NONE ? POT_FORMAT_MXFP4 : m->policy.experts;
     if (kind_of(format) == N_KINDS)
         return pot_fail(err, POT_USAGE, "%s: random experts cannot be drawn in format %s", name,
                         pot_format_get(format)->name);
-    /* The format is ours: one place for the number of layers. */
-    const char *config = presets[preset].config, *place = strstr(config, "%u");
-    const int length =
-        snprintf(text, sizeof text, "%.*s%u%s", (int)(place - config), config, (unsigned)layers, place + 2);
-    POT_ASSERT(length > 0 && (size_t)length < sizeof text);
-    s = pot_config_parse(&m->config, text, (size_t)length, NULL, 0, name, err);
+    pot_buffer text = {0};
+    put_config(&text, preset, layers);
+    s = text.failed ? pot_fail(err, POT_NO_MEMORY, "%s: no memory to open it", name)
+                    : pot_config_parse(&m->config, text.data, text.bytes, NULL, 0, name, err);
+    pot_buffer_free(&text);
     if (s != POT_OK) return s;
     m->synthetic = pot_alloc(sizeof *m->synthetic);
     if (!m->synthetic) return pot_fail(err, POT_NO_MEMORY, "%s: no memory to open it", name);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "kernels/format.h"
+#include "kernels/stored.h"
 #include "proto/control.pb-c.h"
 
 enum { FRAME_BYTES = 8, FRAME_VERSION = 1, BUDGET_BYTES = 1 << 20 };
@@ -141,6 +141,8 @@ pot_status pot_control_send(pot_transport *t, uint32_t peer, const pot_control *
         m.experts_format = w->experts_format;
         m.dense_format = w->dense_format;
         m.head_format = w->head_format;
+        m.mtp_format = w->mtp_format;
+        m.rounding = w->rounding;
         m.fingerprint_low = w->fingerprint.low;
         m.fingerprint_high = w->fingerprint.high;
         m.hidden = w->hidden;
@@ -212,6 +214,8 @@ static pot_status check_welcome(pot_welcome *out, const Potluck__Welcome *m, pot
                          .experts_format = m->experts_format,
                          .dense_format = m->dense_format,
                          .head_format = m->head_format,
+                         .mtp_format = m->mtp_format,
+                         .rounding = m->rounding,
                          .fingerprint = {m->fingerprint_low, m->fingerprint_high},
                          .hidden = m->hidden,
                          .n_layers = m->n_layers,
@@ -222,10 +226,14 @@ static pot_status check_welcome(pot_welcome *out, const Potluck__Welcome *m, pot
         return pot_fail(err, POT_FORMAT, "control: Welcome for worker %" PRIu32 " of %" PRIu32 ", at most %d",
                         m->worker, m->n_workers, POT_MAX_WORKERS);
     if (m->experts_format >= POT_FORMAT_COUNT || m->dense_format >= POT_FORMAT_COUNT ||
-        m->head_format >= POT_FORMAT_COUNT)
+        m->head_format >= POT_FORMAT_COUNT || m->mtp_format >= POT_FORMAT_COUNT)
         return pot_fail(err, POT_FORMAT,
-                        "control: Welcome names formats %" PRIu32 ", %" PRIu32 " and %" PRIu32 ", known are 0 to %d",
-                        m->experts_format, m->dense_format, m->head_format, POT_FORMAT_COUNT - 1);
+                        "control: Welcome names formats %" PRIu32 ", %" PRIu32 ", %" PRIu32 " and %" PRIu32
+                        ", known are 0 to %d",
+                        m->experts_format, m->dense_format, m->head_format, m->mtp_format, POT_FORMAT_COUNT - 1);
+    if (m->rounding > POT_ROUNDING_OCP)
+        return pot_fail(err, POT_FORMAT, "control: Welcome asks for rounding %" PRIu32 ", known are 0 to %d",
+                        m->rounding, POT_ROUNDING_OCP);
     if (m->heartbeat_us < POT_HEARTBEAT_MIN_US || m->dead_us <= m->heartbeat_us || m->dead_us > POT_DEAD_MAX_US)
         return pot_fail(err, POT_FORMAT,
                         "control: Welcome asks for a heartbeat of %" PRIu64 " us and death after %" PRIu64

@@ -44,7 +44,7 @@ typedef struct pot_welcome {
     uint32_t protocol, worker, n_workers;
     uint64_t session;
     char model[POT_CONTROL_TEXT];
-    uint32_t reference, experts_format, dense_format, head_format; /* pot_format_policy */
+    uint32_t reference, experts_format, dense_format, head_format, mtp_format, rounding; /* pot_format_policy */
     pot_hash fingerprint;
     uint32_t hidden, n_layers, grid;
     uint64_t heartbeat_us, dead_us;

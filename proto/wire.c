@@ -77,6 +77,14 @@ void pot_wire_put_item(uint8_t *at, const pot_wire_item *item) {
     put(at + 20, item->reserved2, 4);
 }
 
+uint32_t pot_wire_hint_get(const pot_wire_work *work, uint32_t index) {
+    return (uint32_t)get(work->hints + (size_t)index * 4, 4);
+}
+
+void pot_wire_put_hint(uint8_t *message, const pot_wire_layout *layout, uint32_t index, uint32_t expert) {
+    put(message + layout->hints + (size_t)index * 4, expert, 4);
+}
+
 void pot_wire_item_get(pot_wire_item *out, const pot_wire_work *work, uint32_t index) {
     const uint8_t *at = work->items + (size_t)index * POT_WIRE_ITEM_BYTES;
     uint32_t weight = (uint32_t)get(at + 16, 4);

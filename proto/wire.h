@@ -118,6 +118,8 @@ pot_status pot_wire_work_parse(pot_wire_work *out, const uint8_t *message, size_
 pot_status pot_wire_sum_parse(pot_wire_sum *out, const uint8_t *message, size_t bytes, pot_err *err);
 pot_status pot_wire_header_parse(pot_wire_header *out, const uint8_t *message, size_t bytes, pot_err *err);
 void pot_wire_item_get(pot_wire_item *out, const pot_wire_work *work, uint32_t index);
+uint32_t pot_wire_hint_get(const pot_wire_work *work, uint32_t index); /* any number: not checked against a model */
+void pot_wire_put_hint(uint8_t *message, const pot_wire_layout *layout, uint32_t index, uint32_t expert);
 
 static inline int pot_wire_bit(const uint8_t *bitmap, uint32_t i) { return bitmap[i / 8] >> (i % 8) & 1; }
 

@@ -26,7 +26,7 @@ static pot_status add_chunk(int64_t *sums, const pot_model *model, const pot_com
     if (!bytes) return pot_fail(err, POT_NO_MEMORY, "no memory for a chunk");
     pot_ffn_scratch scratch = {0};
     pot_ffn_job job = {.expert = item->expert, .n_rows = 1, .rows = &item->row, .weights = &item->weight};
-    pot_status s = pot_model_pack_chunk(bytes, model, layer, item->expert, chunk, err);
+    pot_status s = pot_model_load_chunk(bytes, model, layer, item->expert, chunk, err);
     pot_chunk_view(&job.chunk, shape, chunk, bytes);
     if (s == POT_OK)
         s = pot_ffn_run(compute, sums, shape->hidden, acts->rows, &job, 1, pot_model_grid(model, layer), &scratch, err);

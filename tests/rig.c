@@ -26,6 +26,9 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
         pot_rig_worker *w = &rig->workers[i];
         w->options =
             (pot_worker_options){.transport = rig->ends[i + 1], .compute = rig->compute, .timeout_us = timeout_us};
+        w->options.store = o->store;
+        w->options.store.prefetch = o->prefetch;
+        if (o->ram_bytes) w->options.store.ram_bytes = o->ram_bytes[i];
         if (o->mixed_kernels) w->options.compute.kernels = tables[i % (uint32_t)n_tables];
         if (i > 0) w->options.compute.team = NULL; /* a team has one caller */
         if (i == 0) {
@@ -66,7 +69,7 @@ static pot_status open_parts(pot_rig *rig, const pot_rig_options *o, pot_err *er
 }
 
 pot_status pot_rig_open(pot_rig *rig, const pot_rig_options *options, pot_err *err) {
-    *rig = (pot_rig){0};
+    *rig = (pot_rig){.prefetch = options->prefetch};
     pot_status s = open_parts(rig, options, err);
     if (s != POT_OK) pot_rig_close(rig, NULL);
     return s;
@@ -75,8 +78,12 @@ pot_status pot_rig_open(pot_rig *rig, const pot_rig_options *options, pot_err *e
 pot_status pot_rig_engine(pot_rig *rig, uint32_t tile, pot_err *err) {
     pot_engine_free(rig->engine);
     rig->engine = NULL;
-    const pot_engine_options options = {
-        .model = rig->model, .moe = rig->moe, .compute = rig->compute, .prefill_tile = tile, .quiet = true};
+    const pot_engine_options options = {.model = rig->model,
+                                        .moe = rig->moe,
+                                        .compute = rig->compute,
+                                        .prefill_tile = tile,
+                                        .prefetch = rig->prefetch,
+                                        .quiet = true};
     return pot_engine_create(&rig->engine, &options, err);
 }
 

@@ -190,11 +190,12 @@ static void contract_holds_bit_for_bit(void **state) {
                 uint8_t *packed = pot_alloc_aligned(bytes), *quantized = pot_alloc_aligned(bytes);
                 pot_err err = {0};
                 memset(packed, 0xee, bytes);
-                assert_int_equal(
-                    pot_pack_chunk(packed, &shape, j, &part[0].stored, &part[1].stored, &part[2].stored, &err), POT_OK);
-                assert_int_equal(
-                    pot_pack_chunk(quantized, &shape, j, &values[0].stored, &values[1].stored, &values[2].stored, &err),
-                    POT_OK);
+                assert_int_equal(pot_pack_chunk(packed, &shape, POT_ROUNDING_AUTO, j, &part[0].stored, &part[1].stored,
+                                                &part[2].stored, &err),
+                                 POT_OK);
+                assert_int_equal(pot_pack_chunk(quantized, &shape, POT_ROUNDING_AUTO, j, &values[0].stored,
+                                                &values[1].stored, &values[2].stored, &err),
+                                 POT_OK);
                 assert_memory_equal(packed, quantized, bytes);
                 for (int t = 0; t < n_tables; t++) {
                     const pot_compute compute = {tables[t], team};

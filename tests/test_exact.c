@@ -135,7 +135,7 @@ static guarded pack_guarded(const pot_stored *source, pot_format format, uint32_
     const size_t tile = pot_tile_bytes(format, cols, phase);
     guarded g = guarded_create(pot_tiles(source->rows) * tile);
     pot_err err = {0};
-    if (pot_pack(g.data, tile, format, source, 0, source->rows, begin, begin + cols, &err) != POT_OK)
+    if (pot_pack(g.data, tile, format, POT_ROUNDING_AUTO, source, 0, source->rows, begin, begin + cols, &err) != POT_OK)
         fail_msg("%s", err.text);
     *out = (pot_matrix){.data = g.data,
                         .tile_stride = tile,
@@ -647,7 +647,8 @@ static void layer_create(layer *l, pot_format gate_up, pot_format down) {
     for (uint32_t j = 0; j < N_JOBS; j++) {
         const uint32_t c = l->shape.n_chunks - 1 - j % l->shape.n_chunks;
         l->chunk[j] = pot_alloc_aligned(pot_chunk_bytes(&l->shape, c));
-        if (pot_pack_chunk(l->chunk[j], &l->shape, c, &l->part[0].stored, &l->part[1].stored, &l->part[2].stored, &err))
+        if (pot_pack_chunk(l->chunk[j], &l->shape, POT_ROUNDING_AUTO, c, &l->part[0].stored, &l->part[1].stored,
+                           &l->part[2].stored, &err))
             fail_msg("%s", err.text);
         pot_ffn_job *job = &l->job[j];
         *job = (pot_ffn_job){.expert = 100 + j, .rows = l->rows[j], .weights = l->weights[j]};

@@ -1,6 +1,6 @@
-/* Packed formats: names, sizes, golden bytes, exact copies, quantizers, refusals; conversions and the
+/* Packed formats: names, sizes, golden bytes, quantizers roughly, refusals; conversions and the
  * functions of math.h against exact values and libm; which table is picked.  (Bits of products:
- * test_contract.c and test_exact.c.) */
+ * test_contract.c and test_exact.c; bits of the packer: test_pack.c and test_encoders.c.) */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,6 @@
 #include "kernels/kernels.h"
 #include "kernels/math.h"
 #include "kernels/stored.h"
-#include "model/safetensors.h"
 #include "tests/kernels_support.h"
 
 enum { MAX_TABLES = 8 };
@@ -146,7 +145,9 @@ static void packed_layout_has_golden_bytes(void **state) {
         size_t tile = pot_tile_bytes((pot_format)f, G_COLS - G_BEGIN, phase), bytes = 2 * tile;
         uint8_t *packed = pot_alloc_aligned(bytes);
         pot_err err = {0};
-        assert_int_equal(pot_pack(packed, tile, (pot_format)f, &source, 0, G_ROWS, G_BEGIN, G_COLS, &err), POT_OK);
+        assert_int_equal(
+            pot_pack(packed, tile, (pot_format)f, POT_ROUNDING_AUTO, &source, 0, G_ROWS, G_BEGIN, G_COLS, &err),
+            POT_OK);
 
         char path[64];
         snprintf(path, sizeof path, "tests/golden/formats/%s.bin", traits->name);
@@ -177,27 +178,6 @@ static void packed_layout_has_golden_bytes(void **state) {
     }
 }
 
-static void natural_format_keeps_the_codes(void **state) {
-    (void)state;
-    static const struct {
-        pot_stored_kind kind;
-        uint32_t group;
-        pot_format format;
-    } CASES[] = {
-        {POT_STORED_F32, 0, POT_FORMAT_F32},          {POT_STORED_BF16, 0, POT_FORMAT_BF16},
-        {POT_STORED_F16, 0, POT_FORMAT_F32},          {POT_STORED_FP8, 0, POT_FORMAT_FP8},
-        {POT_STORED_MXFP4, 0, POT_FORMAT_MXFP4},      {POT_STORED_INT8, 0, POT_FORMAT_Q8_ROW},
-        {POT_STORED_INT8, 32, POT_FORMAT_Q8_G32},     {POT_STORED_INT8, 64, POT_FORMAT_F32},
-        {POT_STORED_INT4, 0, POT_FORMAT_Q4_ROW},      {POT_STORED_INT4, 32, POT_FORMAT_Q4_G32_F32},
-        {POT_STORED_INT4, 64, POT_FORMAT_Q4_G64_F32}, {POT_STORED_INT4, 128, POT_FORMAT_Q4_G128_F32},
-        {POT_STORED_INT4, 16, POT_FORMAT_F32},        {POT_STORED_INT2, 0, POT_FORMAT_Q2_ROW},
-    };
-    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
-        pot_stored source = {.kind = CASES[i].kind, .group = CASES[i].group};
-        assert_int_equal(pot_stored_natural_format(&source), CASES[i].format);
-    }
-}
-
 /* ---- quantizers ---- */
 
 static uint8_t *pack_all(const pot_stored *source, pot_format format, uint32_t begin, uint32_t end, pot_matrix *out) {
@@ -206,7 +186,8 @@ static uint8_t *pack_all(const pot_stored *source, pot_format format, uint32_t b
     size_t tile = pot_tile_bytes(format, end - begin, phase);
     uint8_t *packed = pot_alloc_aligned(pot_tiles(source->rows) * tile);
     pot_err err = {0};
-    if (pot_pack(packed, tile, format, source, 0, source->rows, begin, end, &err) != POT_OK) fail_msg("%s", err.text);
+    if (pot_pack(packed, tile, format, POT_ROUNDING_AUTO, source, 0, source->rows, begin, end, &err) != POT_OK)
+        fail_msg("%s", err.text);
     *out = (pot_matrix){.data = packed,
                         .tile_stride = tile,
                         .rows = source->rows,
@@ -295,9 +276,11 @@ static void f16_scales_have_limits(void **state) {
     _Alignas(64) uint8_t out[64 * 8];
     pot_err err = {0};
     w[5] = 1e6f;
-    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_Q4_G32, &source, 0, 1, 0, 32, &err), POT_NUMERIC);
+    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_Q4_G32, POT_ROUNDING_AUTO, &source, 0, 1, 0, 32, &err),
+                     POT_NUMERIC);
     assert_text(&err, "big: row 0");
-    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_Q4_G32_F32, &source, 0, 1, 0, 32, &err), POT_OK);
+    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_Q4_G32_F32, POT_ROUNDING_AUTO, &source, 0, 1, 0, 32, &err),
+                     POT_OK);
     /* A scale below the least f16 becomes the least f16, never 0. */
     w[5] = 0x1p-24f * 3;
     float back[32];
@@ -306,73 +289,6 @@ static void f16_scales_have_limits(void **state) {
     pot_matrix_row(back, &matrix, 0);
     assert_true(back[5] == w[5]);
     pot_free(memory);
-}
-
-/* ---- fixtures/encoders.safetensors ---- */
-
-static void encoders_match_the_fixture(void **state) {
-    (void)state;
-    pot_shards *shards;
-    pot_err err = {0};
-    assert_int_equal(pot_shards_open_file(&shards, "tests/fixtures/encoders.safetensors", &err), POT_OK);
-    static const struct {
-        const char *source, *codes, *scales, *values;
-        pot_stored_kind kind;
-        pot_format format;
-        bool encode; /* the codes are what our quantizer gives */
-    } CASES[] = {
-        {"weight", "mxfp4_quark.codes", "mxfp4_quark.scale", "mxfp4_quark.value", POT_STORED_MXFP4, POT_FORMAT_MXFP4,
-         true},
-        {"weight", "mxfp4_ocp.codes", "mxfp4_ocp.scale", "mxfp4_ocp.value", POT_STORED_MXFP4, POT_FORMAT_MXFP4, false},
-        {"rows", "int4_row.codes", "int4_row.scale", "int4_row.value", POT_STORED_INT4, POT_FORMAT_Q4_ROW, true},
-        {"rows", "int8_row.codes", "int8_row.scale", "int8_row.value", POT_STORED_INT8, POT_FORMAT_Q8_ROW, true},
-    };
-    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
-        const pot_tensor *w = pot_shards_find(shards, CASES[i].source),
-                         *codes = pot_shards_find(shards, CASES[i].codes);
-        const pot_tensor *scales = pot_shards_find(shards, CASES[i].scales);
-        const pot_tensor *values = pot_shards_find(shards, CASES[i].values);
-        const uint32_t rows = (uint32_t)w->shape[0], cols = (uint32_t)w->shape[1];
-        pot_stored floats = {.kind = POT_STORED_F32,
-                             .rows = rows,
-                             .cols = cols,
-                             .codes = w->data,
-                             .row_stride = 4 * cols,
-                             .name = "floats"};
-        pot_stored encoded = {.kind = CASES[i].kind,
-                              .rows = rows,
-                              .cols = cols,
-                              .codes = codes->data,
-                              .scales = scales->data,
-                              .row_stride = codes->bytes / rows,
-                              .name = "encoded"};
-        pot_matrix a, b;
-        uint8_t *copied = pack_all(&encoded, CASES[i].format, 0, cols, &a);
-        uint8_t *quantized = pack_all(&floats, CASES[i].format, 0, cols, &b);
-        if (CASES[i].encode) assert_memory_equal(copied, quantized, pot_matrix_bytes(CASES[i].format, rows, cols));
-        for (uint32_t r = 0; r < rows; r++) {
-            float stored[128], packed[128], want[128];
-            bool finite = true;
-            memcpy(want, values->data + 4 * (size_t)r * cols, 4 * cols);
-            for (uint32_t k = 0; k < cols; k++) finite &= isfinite(want[k]) != 0;
-            /* Quark's rule can round the largest floats beyond f32; such a row has no value. */
-            assert_int_equal(pot_stored_row(stored, &encoded, r, 0, cols, &err), finite ? POT_OK : POT_NUMERIC);
-            pot_matrix_row(packed, &a, r);
-            for (uint32_t k = 0; k < cols; k++) assert_true((stored[k] == want[k] || !finite) && packed[k] == want[k]);
-        }
-        pot_free(copied);
-        pot_free(quantized);
-    }
-    const pot_tensor *fp8 = pot_shards_find(shards, "fp8_e4m3.value");
-    for (int c = 0; c < 256; c++) {
-        float want, got = pot_f32_from_e4m3((uint8_t)c);
-        memcpy(&want, fp8->data + 4 * c, 4);
-        if (isnan(want))
-            assert_true(isnan(got));
-        else
-            assert_int_equal(pot_f32_bits(got), pot_f32_bits(want));
-    }
-    pot_shards_close(shards);
 }
 
 /* ---- refusals ---- */
@@ -418,7 +334,9 @@ static void values_that_are_not_finite_are_refused(void **state) {
         float row[COLS];
         for (int f = POT_FORMAT_NONE + 1; f < POT_FORMAT_COUNT; f++) {
             pot_err err = {0};
-            assert_int_equal(pot_pack(out, sizeof out, (pot_format)f, &source, 0, ROWS, 0, COLS, &err), POT_NUMERIC);
+            assert_int_equal(
+                pot_pack(out, sizeof out, (pot_format)f, POT_ROUNDING_AUTO, &source, 0, ROWS, 0, COLS, &err),
+                POT_NUMERIC);
             assert_text(&err, "layer.weight");
             assert_text(&err, CASES[i].kind == POT_STORED_FP8 && CASES[i].scale ? "row 0" : "row 2");
         }
@@ -429,7 +347,8 @@ static void values_that_are_not_finite_are_refused(void **state) {
     float huge = 3.4e38f; /* finite, but not in bf16 */
     pot_stored source = {.kind = POT_STORED_F32, .rows = 1, .cols = 1, .codes = &huge, .row_stride = 4, .name = "huge"};
     pot_err err = {0};
-    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_BF16, &source, 0, 1, 0, 1, &err), POT_NUMERIC);
+    assert_int_equal(pot_pack(out, sizeof out, POT_FORMAT_BF16, POT_ROUNDING_AUTO, &source, 0, 1, 0, 1, &err),
+                     POT_NUMERIC);
     assert_text(&err, "too large for bf16");
 }
 
@@ -442,8 +361,8 @@ static void chunks_of_wrong_shape_are_refused(void **state) {
     pot_ffn_shape shape;
     pot_ffn_shape_init(&shape, 64, 32, POT_FORMAT_F32, POT_FORMAT_F32);
     pot_err err = {0};
-    assert_int_equal(pot_pack_chunk(out, &shape, 0, &good, &good, &down, &err), POT_OK);
-    assert_int_equal(pot_pack_chunk(out, &shape, 0, &good, &good, &good, &err), POT_FORMAT);
+    assert_int_equal(pot_pack_chunk(out, &shape, POT_ROUNDING_AUTO, 0, &good, &good, &down, &err), POT_OK);
+    assert_int_equal(pot_pack_chunk(out, &shape, POT_ROUNDING_AUTO, 0, &good, &good, &good, &err), POT_FORMAT);
     assert_text(&err, "gate is [32, 64], need [64, 32]");
 }
 
@@ -643,11 +562,9 @@ int main(void) {
         cmocka_unit_test(chunk_sizes_are_as_designed),
         cmocka_unit_test(tile_sizes_count_scale_lines),
         cmocka_unit_test(packed_layout_has_golden_bytes),
-        cmocka_unit_test(natural_format_keeps_the_codes),
         cmocka_unit_test(packed_slices_equal_the_whole),
         cmocka_unit_test(quantizers_are_close_and_repeatable),
         cmocka_unit_test(f16_scales_have_limits),
-        cmocka_unit_test(encoders_match_the_fixture),
         cmocka_unit_test(values_that_are_not_finite_are_refused),
         cmocka_unit_test(chunks_of_wrong_shape_are_refused),
         cmocka_unit_test(narrow_floats_convert_exactly),

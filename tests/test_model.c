@@ -286,7 +286,7 @@ static void policy_decides_for_floats_only(void **state) {
          POT_FORMAT_F32,
          POT_FORMAT_F32},
         {FIXTURE("indexshare"),
-         {false, POT_FORMAT_Q4_G64, POT_FORMAT_BF16, POT_FORMAT_Q8_ROW},
+         {.experts = POT_FORMAT_Q4_G64, .dense = POT_FORMAT_BF16, .head = POT_FORMAT_Q8_ROW},
          POT_FORMAT_BF16,
          POT_FORMAT_BF16,
          POT_FORMAT_F32,
@@ -363,7 +363,7 @@ static void compare_chunk(const pot_model *model, uint32_t layer, uint32_t exper
     uint8_t *bytes = pot_alloc_aligned(pot_chunk_bytes(shape, chunk));
     float *packed = malloc(4096 * sizeof(float)), *want = malloc(4096 * sizeof(float));
     pot_err err;
-    if (pot_model_pack_chunk(bytes, model, layer, expert, chunk, &err)) fail_msg("%s", err.text);
+    if (pot_model_load_chunk(bytes, model, layer, expert, chunk, &err)) fail_msg("%s", err.text);
     pot_chunk view;
     pot_chunk_view(&view, shape, chunk, bytes);
     uint32_t begin_row = pot_chunk_begin(shape, chunk), rows = pot_chunk_rows(shape, chunk);
@@ -415,7 +415,7 @@ static void fault_in_a_chunk_names_its_place(void **state) {
     pot_model *model = pot_variant_open(NULL);
     uint8_t *bytes = pot_alloc_aligned(pot_chunk_bytes(pot_model_routed(model, 4), 1));
     pot_err err;
-    assert_int_equal(pot_model_pack_chunk(bytes, model, 4, 5, 1, &err), POT_NUMERIC);
+    assert_int_equal(pot_model_load_chunk(bytes, model, 4, 5, 1, &err), POT_NUMERIC);
     assert_string_equal(err.text,
                         "layer 4 expert 5 chunk 1: model.layers.4.mlp.experts.5.up_proj.weight: row 32, column 0 is "
                         "not a number, need a finite number");

@@ -79,7 +79,7 @@ static uint8_t *pack_chunk(const pot_model *m, uint32_t layer, uint32_t expert, 
     *bytes = pot_chunk_bytes(pot_model_expert_shape(m, layer, expert), 1);
     uint8_t *out = pot_alloc_aligned(*bytes);
     assert_non_null(out);
-    if (pot_model_pack_chunk(out, m, layer, expert, 1, &err) != POT_OK) fail_msg("%s", err.text);
+    if (pot_model_load_chunk(out, m, layer, expert, 1, &err) != POT_OK) fail_msg("%s", err.text);
     return out;
 }
 

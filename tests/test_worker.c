@@ -61,6 +61,8 @@ static void open_scene(scene *s, const char *model, const pot_format_policy *pol
                                .experts_format = policy->experts,
                                .dense_format = policy->dense,
                                .head_format = policy->head,
+                               .mtp_format = policy->mtp,
+                               .rounding = policy->rounding,
                                .fingerprint = pot_model_fingerprint(s->model),
                                .hidden = pot_model_config(s->model)->hidden,
                                .n_layers = pot_model_layers(s->model),
@@ -450,33 +452,42 @@ static void store_holds_what_the_map_gives_and_nothing_else(void **state) {
     uint8_t *packed = pot_alloc_aligned(1 << 20);
     for (uint32_t worker = 0; worker < 3; worker++) {
         pot_store *store;
-        _Atomic uint64_t loaded = 0;
-        const pot_store_watcher nobody = {0};
-        MUST(pot_store_load(&store, model, map, worker, 2, &loaded, &nobody, &err));
+        _Atomic uint64_t loaded = 0, total = 0;
+        const pot_store_options options = {
+            .model = model, .map = map, .worker = worker, .threads = 2, .loaded_bytes = &loaded, .total_bytes = &total};
+        MUST(pot_store_open(&store, &options, &err));
         assert_int_equal(pot_store_epoch(store), 9);
         assert_int_equal(pot_store_bytes(store), pot_model_worker_bytes(model, map, worker));
         assert_int_equal(loaded, pot_store_bytes(store));
+        assert_int_equal(total, pot_store_bytes(store));
         for (uint32_t l = 0; l < pot_model_layers(model); l++) {
             const pot_layer_shape *shape = &pot_model_layer_shapes(model)[l];
             for (uint32_t e = 0; e < pot_layer_experts(shape); e++)
                 for (uint32_t c = 0; c < pot_layer_expert_chunks(shape, e); c++) {
-                    const uint8_t *chunk = pot_store_chunk(store, l, e, c);
-                    if (!pot_map_owns(map, worker, l, e, c, c + 1)) {
-                        assert_null(chunk);
-                        continue;
-                    }
-                    assert_non_null(chunk);
-                    assert_int_equal((uintptr_t)chunk % POT_LINE_BYTES, 0);
+                    bool owned = pot_map_owns(map, worker, l, e, c, c + 1);
+                    assert_int_equal(pot_store_owns(store, l, e, c), owned);
+                    if (!owned) continue;
+                    const pot_store_want want = {e, c};
+                    pot_store_given given;
+                    uint32_t n;
+                    MUST(pot_store_begin(store, l, &want, 1, false, &err));
+                    MUST(pot_store_take(&given, &n, 1, store, &err));
+                    assert_int_equal(n, 1);
+                    assert_int_equal(given.want, 0);
+                    assert_int_equal((uintptr_t)given.data % POT_LINE_BYTES, 0);
                     size_t bytes = pot_chunk_bytes(pot_model_expert_shape(model, l, e), c);
                     assert_true(bytes <= 1 << 20);
                     memset(packed, 0, bytes);
-                    MUST(pot_model_pack_chunk(packed, model, l, e, c, &err));
-                    assert_memory_equal(chunk, packed, bytes);
+                    MUST(pot_model_load_chunk(packed, model, l, e, c, &err));
+                    assert_memory_equal(given.data, packed, bytes);
+                    MUST(pot_store_take(&given, &n, 1, store, &err));
+                    assert_int_equal(n, 0);
+                    pot_store_end(store);
                 }
-            assert_null(pot_store_chunk(store, l, pot_layer_experts(shape), 0));
-            assert_null(pot_store_chunk(store, l, 0, pot_layer_expert_chunks(shape, 0)));
+            assert_false(pot_store_owns(store, l, pot_layer_experts(shape), 0));
+            assert_false(pot_store_owns(store, l, 0, pot_layer_expert_chunks(shape, 0)));
         }
-        assert_null(pot_store_chunk(store, pot_model_layers(model), 0, 0));
+        assert_false(pot_store_owns(store, pot_model_layers(model), 0, 0));
         pot_store_free(store);
     }
     pot_free(packed);

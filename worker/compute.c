@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "kernels/ffn.h"
 #include "kernels/linear.h"
@@ -20,8 +21,12 @@ struct pot_work {
     uint64_t items;
     pot_wire_record record; /* of the latest reply */
     /* [chunks of the layer that has most] */
-    size_t *ends; /* where a chunk's rows end in job_rows */
-    pot_ffn_job *jobs;
+    size_t *ends;              /* where a chunk's rows end in job_rows */
+    pot_ffn_job *jobs;         /* all of the step, by expert and chunk; without their weights */
+    pot_store_want *wants;     /* [a job each] what the store is asked for */
+    pot_store_given *given;    /* what it has given: */
+    pot_ffn_job *batch;        /* the jobs that can be done now */
+    pot_ffn_job *device_batch; /* those that the GPU does meanwhile */
     /* [row_capacity] */
     pot_act_row *rows;
     int32_t *block_sums; /* [row_capacity][blocks of a row]: what the wire leaves out of an activation row */
@@ -59,8 +64,12 @@ pot_status pot_work_create(pot_work **out, const pot_model *model, const pot_com
         w->compute = *compute;
         w->ends = pot_alloc_array(most, sizeof *w->ends);
         w->jobs = pot_alloc_array(most, sizeof *w->jobs);
+        w->wants = pot_alloc_array(most, sizeof *w->wants);
+        w->given = pot_alloc_array(most, sizeof *w->given);
+        w->batch = pot_alloc_array(most, sizeof *w->batch);
+        w->device_batch = pot_alloc_array(most, sizeof *w->device_batch);
     }
-    if (!w || !w->ends || !w->jobs) {
+    if (!w || !w->ends || !w->jobs || !w->wants || !w->given || !w->batch || !w->device_batch) {
         pot_work_free(w);
         return pot_fail(err, POT_NO_MEMORY, "no memory for a worker");
     }
@@ -104,6 +113,10 @@ void pot_work_free(pot_work *w) {
     pot_ffn_scratch_free(&w->scratch);
     pot_free(w->ends);
     pot_free(w->jobs);
+    pot_free(w->wants);
+    pot_free(w->given);
+    pot_free(w->batch);
+    pot_free(w->device_batch);
     pot_free(w);
 }
 
@@ -174,7 +187,7 @@ static pot_status check_item(const pot_work *w, const pot_wire_header *h, const 
 
 static bool holds(const pot_store *store, uint32_t layer, const pot_wire_item *item) {
     for (uint32_t c = item->chunk_begin; c < item->chunk_end; c++)
-        if (!pot_store_chunk(store, layer, item->expert, c)) return false;
+        if (!pot_store_owns(store, layer, item->expert, c)) return false;
     return true;
 }
 
@@ -262,30 +275,84 @@ static void get_rows(pot_work *w, const pot_wire_work *work) {
     }
 }
 
-static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint64_t *bytes, const pot_store *store, uint32_t layer,
-                            pot_err *err) {
+static pot_status make_jobs(pot_work *w, uint32_t *n_jobs, uint32_t layer, pot_err *err) {
     const pot_layer_shape *layer_shape = &pot_model_layer_shapes(w->model)[layer];
     size_t begin = 0;
     *n_jobs = 0;
-    *bytes = 0;
     for (uint32_t expert = 0; expert < pot_layer_experts(layer_shape); expert++) {
         const pot_ffn_shape *shape = pot_model_expert_shape(w->model, layer, expert);
         for (uint32_t chunk = 0; chunk < shape->n_chunks; chunk++) {
             size_t end = w->ends[chunk_number(layer_shape, expert, chunk)];
             if (end == begin) continue;
+            w->wants[*n_jobs] = (pot_store_want){expert, chunk};
             pot_ffn_job *job = &w->jobs[(*n_jobs)++];
             *job = (pot_ffn_job){.expert = expert,
                                  .n_rows = (uint32_t)(end - begin),
                                  .rows = w->job_rows + begin,
                                  .weights = w->job_weights + begin};
-            pot_chunk_view(&job->chunk, shape, chunk, pot_store_chunk(store, layer, expert, chunk));
             pot_status s = check_rows(w, job, chunk, err);
             if (s != POT_OK) return s;
-            *bytes += pot_chunk_bytes(shape, chunk);
             begin = end;
         }
     }
     return POT_OK;
+}
+
+/* ---- computing ----------------------------------------------------------------------------------------------------------- */
+
+/* Many rows want nearly every expert that is here, which says nothing about what will be wanted next. */
+static bool is_scan(const pot_store *store, const pot_wire_header *h, uint32_t n_jobs) {
+    enum { FEW_ROWS = 8 };
+    return h->n_rows > FEW_ROWS && n_jobs > pot_store_layer_chunks(store, h->layer) / 4;
+}
+
+/* The next layer's experts, as far as this worker has them, are read ahead. */
+static void pass_hints(pot_store *store, const pot_wire_work *work) {
+    const pot_wire_header *h = &work->header;
+    for (uint32_t i = 0; i < h->n_hints; i++) {
+        uint32_t expert = pot_wire_hint_get(work, i);
+        pot_store_hint(store, h->layer + 1, &expert, 1);
+    }
+}
+
+/* The jobs of what the store has given, with their weights. */
+static void fill_batch(const pot_work *w, pot_ffn_job *batch, uint32_t layer, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        const pot_store_want *want = &w->wants[w->given[i].want];
+        batch[i] = w->jobs[w->given[i].want];
+        pot_chunk_view(&batch[i].chunk, pot_model_expert_shape(w->model, layer, want->expert), want->chunk,
+                       w->given[i].data);
+    }
+}
+
+/* What is in memory is computed while the rest is read, and the rest as it comes; the GPU has its own part. */
+static pot_status compute_jobs(pot_work *w, pot_store *store, const pot_wire_work *work, uint32_t n_jobs,
+                               pot_err *err) {
+    const pot_wire_header *h = &work->header;
+    uint32_t n, on_device = 0;
+    pot_status s = pot_store_begin(store, h->layer, w->wants, n_jobs, is_scan(store, h, n_jobs), err);
+    if (s == POT_OK) pass_hints(store, work);
+    if (s == POT_OK && (on_device = pot_store_take_device(w->given, store))) {
+        fill_batch(w, w->device_batch, h->layer, on_device);
+        pot_device_start(pot_store_device(store), h->columns, w->rows, h->n_rows, w->device_batch, on_device, h->grid);
+    }
+    while (s == POT_OK) {
+        s = pot_store_take(w->given, &n, n_jobs, store, err);
+        if (s != POT_OK || n == 0) break;
+        fill_batch(w, w->batch, h->layer, n);
+        s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->batch, n, h->grid, &w->scratch, err);
+        if (s != POT_OK) s = pot_at(err, "layer %u", h->layer);
+    }
+    if (on_device) {
+        pot_err fault;
+        pot_status finished = pot_device_finish(pot_store_device(store), w->sums, &fault);
+        if (s == POT_OK && finished != POT_OK) {
+            if (err) *err = fault;
+            s = pot_at(err, "layer %u, on the GPU", h->layer);
+        }
+    }
+    pot_store_end(store);
+    return s;
 }
 
 /* ---- the reply ------------------------------------------------------------------------------------------------------------ */
@@ -312,9 +379,9 @@ static pot_message *make_sum(const pot_work *w, pot_transport *t, const pot_wire
     return m;
 }
 
-pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, const pot_store *store,
+pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, pot_store *store,
                         const pot_message *message, uint64_t *request, uint64_t *step, uint32_t *layer, pot_err *err) {
-    uint64_t start = pot_now_us(), bytes;
+    uint64_t start = pot_now_us();
     pot_wire_work work;
     uint32_t n_moved, n_jobs;
     size_t places;
@@ -334,14 +401,25 @@ pot_status pot_work_run(pot_work *w, pot_message **reply, pot_transport *t, cons
     if (n_moved > UINT16_MAX)
         return pot_fail(err, POT_FORMAT, "%u of %u items are not held here: this is another map", n_moved, h->n_items);
     fill_places(w, &work);
-    s = make_jobs(w, &n_jobs, &bytes, store, h->layer, err);
+    s = make_jobs(w, &n_jobs, h->layer, err);
     if (s != POT_OK) return s;
     get_rows(w, &work);
     memset(w->sums, 0, (size_t)h->n_rows * h->columns * sizeof *w->sums);
-    s = pot_ffn_run(&w->compute, w->sums, h->columns, w->rows, w->jobs, n_jobs, h->grid, &w->scratch, err);
-    if (s != POT_OK) return pot_at(err, "layer %u", h->layer);
+    s = compute_jobs(w, store, &work, n_jobs, err);
+    if (s != POT_OK) return s;
     w->items += h->n_items;
-    w->record = (pot_wire_record){.compute_us = (uint32_t)(pot_now_us() - start), .ram_bytes = bytes};
+    const pot_store_step *read = pot_store_last_step(store);
+    uint64_t total = pot_now_us() - start;
+    w->record = (pot_wire_record){.load_us = (uint32_t)read->load_us,
+                                  .compute_us = (uint32_t)(total - read->wait_us),
+                                  .vram_bytes = read->vram_bytes,
+                                  .ram_bytes = read->ram_bytes,
+                                  .disk_bytes = read->disk_bytes};
+    if (read->disk_bytes)
+        POT_LOG(POT_LOG_DEBUG, "worker.store",
+                "layer %u: %u rows, %.1f MB in memory, %.1f MB read in %.1f ms, computed %.1f ms, waited %.1f ms",
+                h->layer, h->n_rows, (double)read->ram_bytes / 1e6, (double)read->disk_bytes / 1e6,
+                (double)read->load_us / 1e3, (double)(total - read->wait_us) / 1e3, (double)read->wait_us / 1e3);
     *reply = make_sum(w, t, h, n_moved, &w->record);
     return *reply ? POT_OK : pot_fail(err, POT_NO_MEMORY, "no memory for a reply of %u rows", h->n_rows);
 }

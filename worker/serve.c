@@ -25,21 +25,77 @@ struct pot_worker {
     pot_pulse *pulse; /* only while serving: a worker that is polled shares its thread with the coordinator */
     pot_pulse_counters counters;
     pot_store_watcher watcher;
+    pot_memory_info memory; /* when it started */
     uint64_t heard_us;
+    uint64_t since_us, worked_us; /* when the state began; the latest work */
+    pot_beacon_state told;        /* the state */
     bool serving, done;
 };
+
+/* ---- telling --------------------------------------------------------------------------------------------------------------- */
+
+enum { IDLE_US = 1000000 };
+
+static void fill_facts(const pot_worker *w, pot_beacon_facts *f) {
+    pot_store_stats s;
+    f->worker = w->welcome.worker;
+    f->workers = w->welcome.n_workers;
+    f->since_us = w->since_us;
+    if (w->model) pot_beacon_set_model(f, pot_model_directory(w->model));
+    f->load_done_bytes = w->counters.loaded_bytes;
+    f->load_total_bytes = w->counters.total_bytes;
+    if (!w->store) return;
+    pot_store_get_stats(&s, w->store);
+    f->vram_budget_bytes = s.vram_budget_bytes;
+    f->vram_bytes = s.vram_bytes;
+    f->ram_budget_bytes = s.budget_bytes;
+    f->ram_bytes = s.resident_bytes;
+    f->owned_bytes = s.owned_bytes;
+    f->wanted_units = s.cache.wanted + s.vram_wanted;
+    f->vram_hits = s.vram_wanted;
+    f->ram_hits = s.cache.hits;
+    f->read_bytes = s.read_bytes;
+    f->steps = s.steps;
+    snprintf(f->policy, sizeof f->policy, "%s", s.policy);
+    snprintf(f->reading, sizeof f->reading, "%s, %s", s.read_engine, s.read_path);
+}
+
+/* For `potluck status`: at most once a second. */
+static void tell_status(pot_worker *w) {
+    if (!w->options.beacon) return;
+    uint64_t now = pot_now_us();
+    pot_beacon_state state = w->counters.state == 1         ? POT_BEACON_LOADING
+                             : !w->store                    ? POT_BEACON_STARTING
+                             : now - w->worked_us > IDLE_US ? POT_BEACON_IDLE
+                                                            : POT_BEACON_SERVING;
+    if (state != w->told || !w->since_us) {
+        w->told = state;
+        w->since_us = now;
+    }
+    if (!pot_beacon_due(w->options.beacon, state, now)) return;
+    pot_beacon_facts facts;
+    pot_beacon_facts_init(&facts, w->options.role, state);
+    fill_facts(w, &facts);
+    pot_beacon_tell(w->options.beacon, &facts, now);
+}
+
+static void tick_while_loading(void *context) {
+    pot_worker *w = context;
+    tell_status(w);
+    if (w->watcher.tick) w->watcher.tick(w->watcher.context);
+}
 
 /* ---- joining --------------------------------------------------------------------------------------------------------------- */
 
 static pot_status send_hello(pot_worker *w, pot_err *err) {
     pot_control c = {.type = POT_CONTROL_HELLO};
-    pot_memory_info memory;
-    pot_memory_read(&memory);
+    pot_memory_read(&w->memory);
     c.hello = (pot_hello){.protocol_min = POT_PROTOCOL_MIN,
                           .protocol_max = POT_PROTOCOL_MAX,
                           .pid = getpid(),
                           .threads = (uint32_t)pot_team_threads(w->options.compute.team),
-                          .ram_bytes = memory.usable_bytes};
+
+                          .ram_bytes = w->memory.usable_bytes};
     snprintf(c.hello.build, sizeof c.hello.build, "%s", POT_VERSION);
     snprintf(c.hello.host, sizeof c.hello.host, "%.63s", pot_host_name());
     snprintf(c.hello.kernels, sizeof c.hello.kernels, "%s", w->options.compute.kernels->name);
@@ -76,7 +132,10 @@ void pot_worker_watch(pot_worker *w, void (*tick)(void *context), void *context)
     w->watcher = (pot_store_watcher){tick, context};
 }
 
-uint64_t pot_worker_loaded_bytes(const pot_worker *w) { return w->counters.loaded_bytes; }
+void pot_worker_loading(const pot_worker *w, uint64_t *loaded, uint64_t *total) {
+    *loaded = w->counters.loaded_bytes;
+    *total = w->counters.total_bytes;
+}
 
 static pot_status compare_models(const pot_worker *w, pot_err *err) {
     const pot_welcome *h = &w->welcome;
@@ -114,7 +173,9 @@ static pot_status on_welcome(pot_worker *w, const pot_welcome *welcome, pot_err 
     pot_format_policy policy = {.reference = welcome->reference != 0,
                                 .experts = (pot_format)welcome->experts_format,
                                 .dense = (pot_format)welcome->dense_format,
-                                .head = (pot_format)welcome->head_format};
+                                .head = (pot_format)welcome->head_format,
+                                .mtp = (pot_format)welcome->mtp_format,
+                                .rounding = (pot_rounding)welcome->rounding};
     s = pot_model_open(&w->model, w->options.model ? w->options.model : welcome->model, &policy, err);
     if (s == POT_OK) s = compare_models(w, err);
     if (s == POT_OK) s = pot_work_create(&w->work, w->model, &w->options.compute, err);
@@ -127,23 +188,61 @@ static pot_status on_welcome(pot_worker *w, const pot_welcome *welcome, pot_err 
 /* A coordinator that is gone may have said Leave before: what it sent, and the LOST behind it, are read first. */
 static pot_status unless_lost(pot_status s) { return s == POT_PEER_LOST ? POT_OK : s; }
 
+/* Of the memory that was free when this worker started: what is left beside the coordinator and a reserve (caches, buffers, KV), shared among
+ * the workers of this machine by what each would need for everything. */
+static uint64_t share_of_machine(const pot_worker *w, const pot_map *map, uint64_t *usable) {
+    const uint64_t GIB = (uint64_t)1 << 30;
+    *usable = w->memory.usable_bytes;
+    uint64_t reserve = w->memory.total_bytes / 16, all = 0, own = 0;
+    if (reserve < GIB / 4) reserve = GIB / 4;
+    if (reserve > 4 * GIB) reserve = 4 * GIB;
+    if (w->options.host_workers & 1) reserve += pot_model_coordinator_bytes(w->model);
+    for (uint32_t i = 0; i < w->welcome.n_workers; i++) {
+        uint64_t least, everything;
+        if (!(w->options.host_workers >> i & 1) && i != w->welcome.worker) continue;
+        pot_store_needs(&least, &everything, w->model, map, i);
+        all += everything;
+        if (i == w->welcome.worker) own = everything;
+    }
+    if (!pot_model_is_packed(w->model))
+        return w->memory.usable_bytes; /* the coordinator has seen to it that all of it fits */
+    uint64_t left = w->memory.usable_bytes > reserve ? w->memory.usable_bytes - reserve : 0;
+    *usable = left;
+    return all <= left || !all ? own + own / 64 + GIB / 16 : (uint64_t)((double)left * ((double)own / (double)all));
+}
+
 static pot_status load(pot_worker *w, pot_map *map, pot_err *err) {
     if (w->store) {
         pot_map_free(map);
         return pot_fail(err, POT_FORMAT, "a second map: this version does not move experts while it runs");
     }
     w->map = map;
-    w->counters.total_bytes = pot_model_worker_bytes(w->model, map, w->welcome.worker);
     w->counters.state = 1;
-    pot_status s =
-        pot_store_load(&w->store, w->model, map, w->welcome.worker, pot_team_threads(w->options.compute.team),
-                       &w->counters.loaded_bytes, &w->watcher, err);
+    const uint64_t before = ((uint64_t)1 << w->welcome.worker) - 1;
+    uint64_t usable;
+    const uint64_t share = share_of_machine(w, map, &usable);
+    const pot_store_options options = {.model = w->model,
+                                       .map = map,
+                                       .worker = w->welcome.worker,
+                                       .team = w->options.compute.team,
+                                       .threads = pot_team_threads(w->options.compute.team),
+                                       .machine_bytes = share,
+                                       .usable_bytes = usable,
+                                       .nth = (uint32_t)__builtin_popcountll(w->options.host_workers & before),
+                                       .beside = (uint32_t)__builtin_popcountll(w->options.host_workers),
+                                       .choice = w->options.store,
+                                       .loaded_bytes = &w->counters.loaded_bytes,
+                                       .total_bytes = &w->counters.total_bytes,
+                                       .watcher = {tick_while_loading, w}};
+    pot_status s = pot_store_open(&w->store, &options, err);
     w->counters.state = 0;
     if (s != POT_OK) return s;
     pot_control c = {.type = POT_CONTROL_READY};
-    c.ready = (pot_ready){pot_map_epoch(map), pot_store_bytes(w->store), pot_model_fingerprint(w->model)};
-    POT_LOG(POT_LOG_DEBUG, "worker", "holds %" PRIu64 " bytes of experts, map epoch %" PRIu64, c.ready.bytes,
-            c.ready.epoch);
+    pot_store_stats stats;
+    pot_store_get_stats(&stats, w->store);
+    c.ready = (pot_ready){pot_map_epoch(map), stats.resident_bytes, pot_model_fingerprint(w->model)};
+    POT_LOG(POT_LOG_DEBUG, "worker", "holds %" PRIu64 " of %" PRIu64 " bytes of experts, map epoch %" PRIu64,
+            stats.resident_bytes, stats.owned_bytes, c.ready.epoch);
     return unless_lost(pot_control_send(w->options.transport, w->options.coordinator, &c, err));
 }
 
@@ -169,6 +268,7 @@ static pot_status on_work(pot_worker *w, const pot_message *m, pot_err *err) {
     pot_status s = pot_work_run(w->work, &reply, w->options.transport, w->store, m, &request, &step, &layer, &fault);
     w->counters.state = 0;
     w->counters.steps++;
+    w->worked_us = pot_now_us();
     w->counters.items = pot_work_items(w->work);
     if (s != POT_OK) {
         tell(w, POT_CONTROL_ERROR, &fault, request, step, layer);
@@ -240,6 +340,7 @@ pot_status pot_worker_poll(pot_worker *w, bool *done, pot_err *err) {
     pot_status s = POT_OK;
     pot_fp_strict();
     for (bool got = true; got && s == POT_OK && !w->done;) s = step(w, 0, &got, err);
+    tell_status(w);
     *done = w->done;
     return s;
 }
@@ -266,6 +367,7 @@ pot_status pot_worker_serve(pot_worker *w, pot_err *err) {
         }
         s = step(w, w->model ? w->welcome.heartbeat_us : 250000, &got, err);
         if (s == POT_OK && !got) s = check_silence(w, err);
+        tell_status(w);
     }
     if (s == POT_OK) { /* an answer to Leave, so that the coordinator need not wait for the connection to break */
         pot_err why;

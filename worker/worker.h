@@ -7,6 +7,7 @@
 #ifndef POT_WORKER_WORKER_H
 #define POT_WORKER_WORKER_H
 
+#include "common/beacon.h"
 #include "common/status.h"
 #include "kernels/kernels.h"
 #include "proto/transport.h"
@@ -33,6 +34,11 @@ typedef struct pot_worker_options {
     pot_compute compute;
     const char *model;   /* NULL = the path in Welcome */
     uint64_t timeout_us; /* for the handshake */
+    pot_store_choice store;
+    pot_beacon *beacon;   /* what it does is told here; borrowed; NULL = nobody asks */
+    pot_beacon_role role; /* of the process, for the beacon */
+    uint64_t
+        host_workers; /* bit w: worker w runs on this machine too (own bit set); with worker 0 comes the coordinator */
     pot_work_observer observer;
 } pot_worker_options;
 
@@ -43,7 +49,8 @@ void pot_worker_free(pot_worker *worker);
 
 /* `tick` is called now and then by the owner while it loads: the coordinator shows its progress meanwhile. */
 void pot_worker_watch(pot_worker *worker, void (*tick)(void *context), void *context);
-uint64_t pot_worker_loaded_bytes(const pot_worker *worker);
+/* Bytes of experts loaded so far, and how many it will be; both 0 before it has begun. */
+void pot_worker_loading(const pot_worker *worker, uint64_t *loaded, uint64_t *total);
 
 /* Handles everything that has arrived, without waiting.  *done is set after Leave.  An error here ends the worker (it has told
  * the coordinator why). */

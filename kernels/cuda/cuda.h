@@ -27,6 +27,7 @@ typedef struct pot_cuda_info {
     char name[POT_CUDA_NAME];
     int capability; /* 10 * major + minor, at least POT_CUDA_MIN_CAPABILITY to be of use */
     int multiprocessors;
+    bool integrated; /* its memory is the machine's */
     uint64_t total_bytes, free_bytes;
 } pot_cuda_info;
 

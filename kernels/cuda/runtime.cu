@@ -39,6 +39,7 @@ pot_status pot_cuda_describe(pot_cuda_info *out, int device, pot_err *err) {
     for (int i = 0; i < POT_CUDA_NAME - 1 && properties.name[i] != 0; i++) out->name[i] = properties.name[i];
     out->capability = 10 * properties.major + properties.minor;
     out->multiprocessors = properties.multiProcessorCount;
+    out->integrated = properties.integrated != 0;
     out->total_bytes = total_bytes;
     out->free_bytes = free_bytes;
     return POT_OK;

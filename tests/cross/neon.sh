@@ -22,7 +22,7 @@ build() { # SOURCE [FLAG...]
     $cc $flags "${@:2}" -c "$1" -o "$object"
     objects="$objects $object"
 }
-for source in common/{mem,status,team,float_mode}.c kernels/{cpu,kernels,format,pack,stored,unpack,convert,linear,ffn,math,kernels_generic}.c; do
+for source in common/{mem,status,team,float_mode}.c kernels/{cpu,kernels,format,pack,quantize,stored,unpack,convert,linear,ffn,math,kernels_generic}.c; do
     build "$source"
 done
 build kernels/kernels_neon.c -march=armv8.2-a+dotprod

@@ -94,7 +94,7 @@ typedef struct shim_handle *cudaStream_t;
 typedef struct shim_handle *cudaEvent_t;
 struct cudaDeviceProp {
     char name[256];
-    int major, minor, multiProcessorCount;
+    int major, minor, multiProcessorCount, integrated;
 };
 
 const char *cudaGetErrorString(cudaError_t error);

@@ -83,7 +83,7 @@ cudaError_t cudaSetDevice(int device) { return device < devices ? outcome() : la
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     snprintf(out->name, sizeof out->name, "shim %d", device);
-    out->major = major_capability, out->minor = minor_capability, out->multiProcessorCount = 1;
+    out->major = major_capability, out->minor = minor_capability, out->multiProcessorCount = 1, out->integrated = 0;
     return outcome();
 }
 
