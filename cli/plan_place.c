@@ -163,15 +163,10 @@ static void finish(filling *f) {
 
 static double gib(uint64_t bytes) { return (double)bytes / 0x1p30; }
 
-static uint64_t reserve_of(const plan_machine *m) {
-    const uint64_t GIB = (uint64_t)1 << 30;
-    uint64_t reserve = m->machine_bytes / 16;
-    return reserve < GIB / 4 ? GIB / 4 : reserve > 4 * GIB ? 4 * GIB : reserve;
-}
-
 /* By the rule of a worker's `--ram auto` (docs/store.md): what the machine has, less the coordinator's weights, less the reserve. */
 static pot_status room_of(uint64_t *out, const plan_result *r, const plan_machine *m, uint32_t worker, pot_err *err) {
-    uint64_t beside = worker ? reserve_of(m) : reserve_of(m) + r->coordinator_bytes;
+    uint64_t beside =
+        worker ? pot_memory_reserve(m->machine_bytes) : pot_memory_reserve(m->machine_bytes) + r->coordinator_bytes;
     const uint64_t total = m->machine_bytes;
     if (!worker && total && r->coordinator_bytes + r->kv_bytes > total)
         return pot_fail(
@@ -265,7 +260,7 @@ pot_status plan_place(plan_loads *out, plan_result *r, const plan_task *task, co
     if (!units || !loads.loads || !loads.whole) status = pot_fail(err, POT_NO_MEMORY, "no memory for a plan");
     r->coordinator_bytes = pot_model_coordinator_bytes(task->model);
     r->kv_bytes = pot_sequence_bytes(c, task->kv, task->ctx_tokens);
-    r->reserve_bytes = reserve_of(&cluster->machines[0]);
+    r->reserve_bytes = pot_memory_reserve(cluster->machines[0].machine_bytes);
     for (uint32_t w = 0; !status && w < cluster->n; w++)
         status = fill_worker(&loads, r, task, cluster, map, w, units, err);
     if (!status) mark_whole(&loads, map);

@@ -181,6 +181,11 @@ void pot_memory_read(pot_memory_info *out) {
     out->usable_bytes = room < out->available_bytes ? room : out->available_bytes;
 }
 
+uint64_t pot_memory_reserve(uint64_t total_bytes) {
+    const uint64_t least = (uint64_t)256 << 20, most = (uint64_t)4 << 30, part = total_bytes / 16;
+    return part < least ? least : part > most ? most : part;
+}
+
 uint64_t pot_memory_resident(void) { return number_in_file("/proc/self/status", "VmRSS:", 0) * 1024; }
 uint64_t pot_memory_peak(void) { return number_in_file("/proc/self/status", "VmHWM:", 0) * 1024; }
 

@@ -37,6 +37,8 @@ typedef struct pot_memory_info {
     uint64_t usable_bytes;       /* the smaller of the two, what is used already taken off */
 } pot_memory_info;
 void pot_memory_read(pot_memory_info *out);
+/* What is kept free on a machine with so much RAM, for caches, buffers and the page cache: a sixteenth, at least 256 MiB, at most 4 GiB. */
+uint64_t pot_memory_reserve(uint64_t total_bytes);
 
 /* Of this process: resident now, and the most since the start or the last reset.  0 where /proc does not tell. */
 uint64_t pot_memory_resident(void);

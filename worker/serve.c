@@ -193,9 +193,7 @@ static pot_status unless_lost(pot_status s) { return s == POT_PEER_LOST ? POT_OK
 static uint64_t share_of_machine(const pot_worker *w, const pot_map *map, uint64_t *usable) {
     const uint64_t GIB = (uint64_t)1 << 30;
     *usable = w->memory.usable_bytes;
-    uint64_t reserve = w->memory.total_bytes / 16, all = 0, own = 0;
-    if (reserve < GIB / 4) reserve = GIB / 4;
-    if (reserve > 4 * GIB) reserve = 4 * GIB;
+    uint64_t reserve = pot_memory_reserve(w->memory.total_bytes), all = 0, own = 0;
     if (w->options.host_workers & 1) reserve += pot_model_coordinator_bytes(w->model);
     for (uint32_t i = 0; i < w->welcome.n_workers; i++) {
         uint64_t least, everything;
