@@ -8,7 +8,7 @@
 #include "worker/device.h"
 
 /* Chunks of GLM-5.2; a batch is what eight experts are. */
-enum { HIDDEN = 6144, INNER = 2048, BATCH = 64, MOST_CHUNKS = 1024, WINDOWS = 15, GRID = 24 };
+enum { HIDDEN = 6144, INNER = 2048, BATCH = 64, MOST_CHUNKS = 1024, WINDOWS = 15, GRID = 24, ANSWER_US = 30000000 };
 
 typedef struct probe {
     pot_device *device;
@@ -54,7 +54,7 @@ static pot_status batch(probe *p, pot_err *err) {
         pot_chunk_view(&jobs[i].chunk, &p->shape, 0, p->memory + (size_t)(p->next++ % p->n) * p->chunk_bytes);
     }
     pot_device_start(p->device, HIDDEN, p->acts.rows, 1, jobs, BATCH, GRID);
-    return pot_device_finish(p->device, p->sums, err);
+    return pot_device_finish(p->device, p->sums, ANSWER_US, err);
 }
 
 static pot_status measure(pot_spread *out, probe *p, double seconds, pot_err *err) {

@@ -345,7 +345,7 @@ static pot_status compute_jobs(pot_work *w, pot_store *store, const pot_wire_wor
     }
     if (on_device) {
         pot_err fault;
-        pot_status finished = pot_device_finish(pot_store_device(store), w->sums, &fault);
+        pot_status finished = pot_store_finish_device(store, w->sums, &fault);
         if (s == POT_OK && finished != POT_OK) {
             if (err) *err = fault;
             s = pot_at(err, "layer %u, on the GPU", h->layer);

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/float_mode.h"
 #include "common/mem.h"
@@ -29,6 +30,7 @@ struct pot_device {
     bool has_thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
+    bool lost;                               /* it did not answer in time: whatever it holds is left to it */
     enum { IDLE, BUSY, DONE, ENDING } state; /* guarded by mutex */
     /* The work. */
     uint32_t hidden, n_rows, n_jobs;
@@ -100,7 +102,11 @@ pot_status pot_device_open(pot_device **out, uint64_t bytes, uint32_t nth, uint3
     pot_device *d = pot_alloc(sizeof *d);
     if (!d) return pot_fail(err, POT_NO_MEMORY, "no memory for a GPU");
     pthread_mutex_init(&d->mutex, NULL);
-    pthread_cond_init(&d->changed, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&d->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     const uint32_t device = nth % count, sharers = beside > device ? (beside - device + count - 1) / count : 1;
     pot_status s = open_device(d, bytes, (int)device, sharers, err);
     if (s == POT_OK) {
@@ -115,9 +121,12 @@ pot_status pot_device_open(pot_device **out, uint64_t bytes, uint32_t nth, uint3
 
 void pot_device_close(pot_device *d) {
     if (!d) return;
+    if (d->lost) { /* its thread and the driver may come back to all of this */
+        pthread_detach(d->thread);
+        return;
+    }
     if (d->has_thread) {
         pthread_mutex_lock(&d->mutex);
-        while (d->state == BUSY) pthread_cond_wait(&d->changed, &d->mutex);
         d->state = ENDING;
         pthread_cond_broadcast(&d->changed);
         pthread_mutex_unlock(&d->mutex);
@@ -164,12 +173,22 @@ void pot_device_start(pot_device *d, uint32_t hidden, const pot_act_row *x, uint
     pthread_mutex_unlock(&d->mutex);
 }
 
-pot_status pot_device_finish(pot_device *d, int64_t *acc, pot_err *err) {
+pot_status pot_device_finish(pot_device *d, int64_t *acc, uint64_t timeout_us, pot_err *err) {
+    struct timespec until;
+    int waited = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(timeout_us / 1000000) + 1; /* whole seconds are fine enough */
     pthread_mutex_lock(&d->mutex);
     POT_ASSERT(d->state == BUSY || d->state == DONE);
-    while (d->state == BUSY) pthread_cond_wait(&d->changed, &d->mutex);
-    d->state = IDLE;
+    while (d->state == BUSY && waited == 0) waited = pthread_cond_timedwait(&d->changed, &d->mutex, &until);
+    d->lost = d->state == BUSY;
+    if (!d->lost) d->state = IDLE;
     pthread_mutex_unlock(&d->mutex);
+    if (d->lost)
+        return pot_fail(
+            err, POT_TIMEOUT,
+            "the GPU (%s) has not answered within %.0f s: restart this worker, without --vram if it does not help",
+            d->info.name, (double)timeout_us / 1e6);
     if (d->status != POT_OK) {
         if (err) *err = d->fault;
         return d->status;
@@ -208,8 +227,8 @@ void pot_device_start(pot_device *d, uint32_t hidden, const pot_act_row *x, uint
     (void)d, (void)hidden, (void)x, (void)n_rows, (void)jobs, (void)n_jobs, (void)grid;
     POT_ASSERT(false);
 }
-pot_status pot_device_finish(pot_device *d, int64_t *acc, pot_err *err) {
-    (void)d, (void)acc;
+pot_status pot_device_finish(pot_device *d, int64_t *acc, uint64_t timeout_us, pot_err *err) {
+    (void)d, (void)acc, (void)timeout_us;
     return pot_fail(err, POT_BUG, "there is no GPU");
 }
 

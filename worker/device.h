@@ -27,7 +27,7 @@ pot_status pot_device_upload(pot_device *device, uint8_t *to, const uint8_t *fro
 /* Begins jobs whose chunks lie in the device's memory; everything is borrowed until finish.  `n_rows` rows of x. */
 void pot_device_start(pot_device *device, uint32_t hidden, const pot_act_row *x, uint32_t n_rows,
                       const pot_ffn_job *jobs, uint32_t n_jobs, int grid);
-/* Waits, and adds the sums to acc [n_rows][hidden]. */
-pot_status pot_device_finish(pot_device *device, int64_t *acc, pot_err *err);
+/* Waits, and adds the sums to acc [n_rows][hidden].  TIMEOUT when it does not answer: the device must not be used again, close leaves it behind. */
+pot_status pot_device_finish(pot_device *device, int64_t *acc, uint64_t timeout_us, pot_err *err);
 
 #endif

@@ -91,6 +91,8 @@ pot_status pot_store_take(pot_store_given *out, uint32_t *n, uint32_t max, pot_s
 void pot_store_end(pot_store *store);
 /* Of the begun step: the wanted chunks that lie in the memory of pot_store_device(), which take does not give.  `out` has room for all wants. */
 uint32_t pot_store_take_device(pot_store_given *out, const pot_store *store);
+/* pot_device_finish with the store's deadline; after a TIMEOUT every later step fails. */
+pot_status pot_store_finish_device(pot_store *store, int64_t *acc, pot_err *err);
 pot_device *pot_store_device(const pot_store *store); /* NULL = none */
 /* Experts that the next layer's router expects; to be called within a step, after begin.  Does nothing unless prefetch was chosen. */
 void pot_store_hint(pot_store *store, uint32_t layer, const uint32_t *experts, uint32_t n);

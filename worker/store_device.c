@@ -81,6 +81,12 @@ pot_status pot_store_load_device(pot_store *s, const pot_store_options *o, pot_e
     return status;
 }
 
+pot_status pot_store_finish_device(pot_store *s, int64_t *acc, pot_err *err) {
+    pot_status status = pot_device_finish(s->device, acc, s->choice.timeout_us, err);
+    if (status == POT_TIMEOUT) s->broken = true;
+    return status;
+}
+
 /* ---- while running --------------------------------------------------------------------------------------------------------- */
 
 /* Whether all of it is in RAM now, so that moving it takes an upload and no read. */

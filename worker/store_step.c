@@ -208,7 +208,7 @@ static pot_status admit(pot_store *s, pot_err *err) {
 
 static pot_status say_broken(const pot_store *s, pot_err *err) {
     return pot_fail(err, POT_IO,
-                    "%s: reads that never came back hold memory: restart this worker when the disk is back",
+                    "%s: a disk or a GPU that never answered holds memory: restart this worker when it is back",
                     pot_model_directory(s->model));
 }
 
