@@ -27,6 +27,7 @@ static pot_status start_workers(pot_rig *rig, const pot_rig_options *o, uint64_t
         w->options =
             (pot_worker_options){.transport = rig->ends[i + 1], .compute = rig->compute, .timeout_us = timeout_us};
         w->options.store = o->store;
+        w->options.observer = o->observer;
         w->options.store.prefetch = o->prefetch;
         if (o->ram_bytes) w->options.store.ram_bytes = o->ram_bytes[i];
         if (o->mixed_kernels) w->options.compute.kernels = tables[i % (uint32_t)n_tables];

@@ -13,13 +13,14 @@ typedef struct pot_rig_options {
     pot_format_policy policy;
     const char *map; /* as --map */
     uint32_t n_workers;
-    const char *kernels;       /* of the coordinator and worker 0; NULL = the best */
-    bool mixed_kernels;        /* worker w computes with table w of those that this CPU can run, in turn */
-    int threads;               /* of the coordinator and worker 0; the others have one */
-    uint64_t timeout_us;       /* 0 = a minute */
-    pot_store_choice store;    /* of every worker */
-    const uint64_t *ram_bytes; /* [n_workers] a budget for each, in place of the store's; NULL = the same for all */
-    bool prefetch;             /* the engine sends hints, and workers follow them */
+    const char *kernels;        /* of the coordinator and worker 0; NULL = the best */
+    bool mixed_kernels;         /* worker w computes with table w of those that this CPU can run, in turn */
+    int threads;                /* of the coordinator and worker 0; the others have one */
+    uint64_t timeout_us;        /* 0 = a minute */
+    pot_work_observer observer; /* sees what each worker does, on that worker's thread */
+    pot_store_choice store;     /* of every worker */
+    const uint64_t *ram_bytes;  /* [n_workers] a budget for each, in place of the store's; NULL = the same for all */
+    bool prefetch;              /* the engine sends hints, and workers follow them */
 } pot_rig_options;
 
 typedef struct pot_rig_worker {

@@ -2,6 +2,7 @@
  * bits or there is a sentence; and memory stays under the budget. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -456,6 +457,72 @@ static void read_that_fails_while_loading_is_told_at_once(void **state) {
     }
 }
 
+/* Which workers have seen a prompt as a scan, and a token as none; each reports on its own thread. */
+typedef struct scans {
+    pthread_mutex_t mutex;
+    const pot_store *prompts[4], *tokens[4];
+} scans;
+
+static void note_store(const pot_store **list, const pot_store *store) {
+    for (int i = 0; i < 4; i++) {
+        if (list[i] == store) return;
+        if (list[i]) continue;
+        list[i] = store;
+        return;
+    }
+}
+
+static void see_scans(void *context, const pot_work_done *work) {
+    scans *seen = context;
+    pot_store_stats stats;
+    pot_store_get_stats(&stats, work->store);
+    pthread_mutex_lock(&seen->mutex);
+    if (stats.cache.scan_wanted) note_store(seen->prompts, work->store);
+    if (stats.cache.wanted) note_store(seen->tokens, work->store);
+    pthread_mutex_unlock(&seen->mutex);
+}
+
+/* A prompt is a scan for a worker that has a quarter of the experts, too; tokens after it are none. */
+static void prompts_are_scans_however_few_experts_a_worker_has(void **state) {
+    (void)state;
+    subject *s = &subjects[1]; /* few experts: 14 rows want most of them */
+    for (uint32_t workers = 1; workers <= 4; workers += 3) {
+        scans seen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+        MUST(play(s, s->converted,
+                  (pot_rig_options){.n_workers = workers, .map = "contiguous", .observer = {see_scans, &seen}}, 64));
+        same(s, "observed");
+        assert_non_null(seen.prompts[workers - 1]);
+        assert_non_null(seen.tokens[workers - 1]);
+    }
+}
+
+/* The worker's clock must end before the coordinator's, or the disk would be called a worker that does not answer. */
+static void dead_disk_in_a_cluster_is_named(void **state) {
+    (void)state;
+    subject *s = &subjects[1];
+    trouble t = {0};
+    const pot_read_faults faults = {&t, trouble_before, trouble_after};
+    uint64_t ram[2] = {0, 0};
+    for (uint32_t w = 0; w < 2; w++) ram[w] = least_of(s->converted, "round-robin", 2, w);
+    pot_rig rig;
+    const pot_rig_options o = {.model = s->converted,
+                               .map = "round-robin",
+                               .n_workers = 2,
+                               .threads = 2,
+                               .timeout_us = 2000000,
+                               .ram_bytes = ram,
+                               .store = {.reader = {.faults = &faults}, .timeout_us = 1500000}};
+    MUST(pot_rig_open(&rig, &o, &err));
+    MUST(pot_rig_engine(&rig, 64, &err));
+    atomic_store(&t.kind, -4);
+    const pot_play p = play_of(s);
+    assert_int_equal(pot_rig_play(s->got, &rig, &p, &err), POT_TIMEOUT);
+    if (!strstr(err.text, "is the disk still there?")) fail_msg("%s", err.text);
+    atomic_store(&t.kind, 0);
+    atomic_store(&t.let_go, true);
+    (void)pot_rig_close(&rig, NULL);
+}
+
 /* An MTP layer is one that no step may ever ask for. */
 static void tokens_are_counted_beside_an_mtp_layer(void **state) {
     (void)state;
@@ -639,6 +706,8 @@ int main(void) {
         cmocka_unit_test(scan_reads_each_expert_once),
         cmocka_unit_test(read_that_fails_ends_the_step_and_the_next_one_reads_again),
         cmocka_unit_test(read_that_fails_while_loading_is_told_at_once),
+        cmocka_unit_test(prompts_are_scans_however_few_experts_a_worker_has),
+        cmocka_unit_test(dead_disk_in_a_cluster_is_named),
         cmocka_unit_test(tokens_are_counted_beside_an_mtp_layer),
         cmocka_unit_test(disk_that_does_not_answer_is_named_in_time),
         cmocka_unit_test(damaged_files_are_named),
