@@ -313,6 +313,12 @@ pot_status pot_cmd_bench_slice(const pot_cli *cli, pot_err *err) {
     uint32_t layers = 0;
     pot_convert_options options;
     pot_status s = read_options(&options, cli, err);
+    if (s == POT_OK) {
+        options.policy.experts = pot_format_find(cli->settings->slice_format);
+        if (options.policy.experts == POT_FORMAT_NONE)
+            s = pot_fail(err, POT_USAGE, "--format %s: is no weight format; mxfp4 and q4g64 are two",
+                         cli->settings->slice_format);
+    }
     if (s == POT_OK && (!read_layer(&layers, &at) || *at || !layers))
         s = pot_fail(err, POT_USAGE, "--layers %s: how many layers the slice is to have was expected",
                      cli->settings->layers);

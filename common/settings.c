@@ -60,9 +60,11 @@ static const pot_option table[] = {
 
     SWITCH("reference", reference, "Model", MODEL,
            "Compute everything in f32, without quantization: slow, and what the rest is measured against."),
-    TEXT("experts", NULL, experts_format, "auto", "FORMAT", "Model", FORMATS,
+    TEXT("experts", NULL, experts_format, "auto", "FORMAT", "Model", FORMATS & ~POT_CMD_SLICE,
          "Weight format of the experts, such as mxfp4 or q4g64; `auto` keeps what the files hold where that is "
          "possible."),
+    TEXT("format", NULL, slice_format, "mxfp4", "FORMAT", "Model", POT_CMD_SLICE,
+         "Weight format of the slice's experts."),
     TEXT("dense", NULL, dense_format, "auto", "FORMAT", "Model", FORMATS,
          "Weight format of the attention projections; `auto` is q4g64."),
     TEXT("head", NULL, head_format, "auto", "FORMAT", "Model", FORMATS,

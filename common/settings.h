@@ -60,6 +60,7 @@ typedef struct pot_settings {
     const char *layers;     /* "A-B", "A" or NULL = all */
     const char *rounding;   /* auto | search | ocp */
     bool delete_source;
+    const char *slice_format; /* bench slice: of the experts */
     /* Cluster */
     const char *cluster; /* --cluster FILE */
     const char *map;     /* contiguous | round-robin | sliced | random:SEED */
