@@ -56,6 +56,8 @@ static void fill_facts(const pot_worker *w, pot_beacon_facts *f) {
     f->ram_hits = s.cache.hits;
     f->read_bytes = s.read_bytes;
     f->steps = s.steps;
+    f->tokens = s.tokens;
+    if (w->counters.state != 1) f->load_done_bytes = f->load_total_bytes; /* what is read later is no loading */
     snprintf(f->policy, sizeof f->policy, "%s", s.policy);
     snprintf(f->reading, sizeof f->reading, "%s, %s", s.read_engine, s.read_path);
 }

@@ -108,6 +108,7 @@ typedef struct pot_store_stats {
     uint64_t wait_us; /* in take, with nothing to compute */
     uint64_t load_us; /* sum over steps: from the first read queued to the last one finished */
     uint64_t steps;
+    uint64_t tokens; /* that have passed the layers, prompts left out; several at a time count as one */
     uint64_t vram_budget_bytes, vram_bytes;       /* that experts take of it */
     uint64_t vram_wanted;                         /* units, in steps that were no scans; not in `cache` */
     pot_cache_stats cache;                        /* of all slot sizes together */

@@ -107,7 +107,6 @@ struct pot_store {
     uint64_t first_read_us, last_read_us;
     pot_err fault; /* of one of the step's own reads; status OK = none */
     pot_store_step step, last_step;
-    uint64_t tokens; /* when to look at the pins again */
     pot_store_stats stats;
 };
 

@@ -403,7 +403,7 @@ static void drop_failed(pot_store *s) {
 static void count_token(pot_store *s) {
     const bool is_new = s->layer <= s->last_layer;
     s->last_layer = s->layer;
-    if (!is_new || ++s->tokens % REPIN_TOKENS) return;
+    if (!is_new || ++s->stats.tokens % REPIN_TOKENS) return;
     for (uint32_t i = 0; i < s->n_pools; i++)
         if (s->pools[i].cache) pot_cache_repin(s->pools[i].cache);
     if (s->device) pot_store_repin_device(s);
